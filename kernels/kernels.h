@@ -1,0 +1,232 @@
+/* The operations a backend offers: the seam between the forward pass (src/model) and the hardware.
+ *
+ * The forward pass is written once against this table. Memory the operations work on is device memory: obtained by
+ * `allocate`, filled and read only by `copy_in` and `copy_out` (on the CPU backend both are plain copies and work is
+ * done inline; on a GPU calls enqueue on the stream). Small per-step arrays (ids, positions, tables) are device
+ * memory too.
+ *
+ * Every operation gives a token a result that does not depend on the other tokens of the call, on their number or
+ * on the number of threads, bit for bit. Shapes: T tokens, D hidden, S streams, H heads, d head_dim.
+ * Values are float32 unless said otherwise. "Rounded" rows hold values that FP8 or FP4 with block scales can hold.
+ */
+#ifndef NOCTURNE_KERNELS_H
+#define NOCTURNE_KERNELS_H
+
+#include "base/error.h"
+
+#include <stdbool.h> /* bool */
+#include <stddef.h>  /* size_t */
+#include <stdint.h>  /* int32_t, uint8_t */
+
+/* ---- weights ---- */
+
+enum weight_format {
+    WEIGHT_F32,
+    WEIGHT_BF16,
+    WEIGHT_FP8_TILE, /* E4M3, one E8M0 scale per 32 x 32 tile: scales [ceil(rows/32), ceil(columns/32)] */
+    WEIGHT_FP8_ROW,  /* E4M3, one E8M0 scale per row and 32 columns: scales [rows, columns/32] */
+    WEIGHT_FP4_ROW,  /* E2M1, two codes a byte, even column in the low nibble; scales as WEIGHT_FP8_ROW */
+};
+
+/* A linear layer's weight [rows = outputs, columns = inputs], row-major, in its published encoding. */
+struct matrix {
+    const void *values;
+    const uint8_t *scales; /* NULL for F32 and BF16; value = code * 2^(scale - 127) */
+    enum weight_format format;
+    int32_t rows, columns;
+};
+
+/* One routed expert. */
+struct expert_weights {
+    struct matrix w1, w3, w2; /* gate and up [moe_intermediate, D], down [D, moe_intermediate] */
+};
+
+/* ---- activations ---- */
+
+enum row_encoding {
+    ROWS_F32,
+    ROWS_FP8,      /* E4M3 codes [columns], then one E8M0 scale per 32 columns */
+    ROWS_FP4,      /* E2M1 codes [columns/2], then one E8M0 scale per 32 columns */
+    ROWS_FP4_FINE, /* E2M1 codes [columns/2], then one E4M3 scale per 16 columns */
+};
+
+/* Bytes of one encoded row, codes and scales together. columns is a multiple of 32. */
+static inline int32_t row_bytes(enum row_encoding encoding, int32_t columns) {
+    switch (encoding) {
+    case ROWS_F32:
+        return columns * 4;
+    case ROWS_FP8:
+        return columns + columns / 32;
+    case ROWS_FP4:
+        return columns / 2 + columns / 32;
+    case ROWS_FP4_FINE:
+        return columns / 2 + columns / 16;
+    }
+    return 0;
+}
+
+/* Encoded rows, one after the other, `stride` bytes apart: what travels between ranks and feeds products. */
+struct rows {
+    void *data;
+    enum row_encoding encoding;
+    int32_t columns;
+    int64_t stride; /* bytes from row to row, >= row_bytes */
+};
+
+/* ---- key/value rows in blocks ---- */
+
+/* Where the rows of one kind lie inside the blocks of a pool: row r of a sequence is row r % rows_per_block of
+ * block table[r / rows_per_block - first_block], at base + block * block_bytes + offset + (r % rows_per_block) * row bytes. */
+struct block_rows {
+    uint8_t *base;
+    int64_t block_bytes;
+    int64_t offset;
+    int32_t rows_per_block;
+    enum row_encoding encoding;
+    int32_t columns;
+};
+
+/* Block tables of the step's sequences, as device arrays. */
+struct block_tables {
+    const int32_t *blocks;      /* [sequences, stride]: block numbers */
+    const int32_t *first_block; /* [sequences]: number (row / rows_per_block) of a table's first entry */
+    int32_t stride;
+};
+
+/* ---- rotary tables ---- */
+
+struct rope {
+    int32_t dims;           /* the last `dims` columns of a head are rotated, in adjacent pairs */
+    const float *frequency; /* host memory [dims / 2] */
+};
+
+/* ---- experts' work ---- */
+
+/* (row, expert) pairs sorted by expert, then by row: host memory. */
+struct expert_pairs {
+    int32_t count;
+    const int32_t *row;    /* [count]: index of an input row */
+    const int32_t *expert; /* [count]: index into the expert_weights array, ascending */
+    const float *weight;   /* [count]: routing weight, applied before the down projection */
+};
+
+/* ---- sparse attention ---- */
+
+struct index_choice {
+    int32_t ratio;           /* tokens a compressed row stands for; a query at position p sees (p + 1) / ratio rows */
+    int32_t heads, columns;  /* index heads and their width */
+    int32_t top_k;           /* rows to choose */
+    bool is_candidate_source;
+    bool use_candidates;     /* look only inside the candidate blocks made by the candidate source */
+    int32_t block_size, block_limit;
+};
+
+struct stream; /* an order of work; the CPU backend's runs inline */
+
+struct kernels {
+    const char *name;            /* "cpu" */
+    const char *instruction_set; /* "avx512", "avx2", "generic": part of what makes bits comparable */
+    int32_t threads;             /* threads used by one rank */
+
+    /* ---- memory and order ---- */
+    enum result (*allocate)(const struct kernels *self, size_t bytes, void **memory); /* zeroed; 64-byte aligned */
+    void (*release)(const struct kernels *self, void *memory);
+    void (*copy_in)(struct stream *stream, void *device, const void *host, size_t bytes);
+    void (*copy_out)(struct stream *stream, void *host, const void *device, size_t bytes);
+    void (*copy)(struct stream *stream, void *to, const void *from, size_t bytes); /* device to device, no overlap */
+    void (*synchronize)(struct stream *stream);
+    /* Makes a checkpoint's matrix usable on the device (upload or repack); `placed` stays valid as long as the
+     * host matrix's memory. */
+    enum result (*place)(const struct kernels *self, const struct matrix *host, struct matrix *placed);
+
+    /* ---- products ---- */
+    /* out[t * out_stride + r] = sum over c of x[t][c] * w[r][c], float32 sums in an order fixed per (t, r). */
+    void (*product)(struct stream *stream, const struct rows *x, int32_t tokens, const struct matrix *w, float *out,
+        int64_t out_stride);
+    /* `groups` products side by side: x [T, groups * columns] float32, w [groups * rows, columns],
+     * out [T, groups * rows]; outputs of group g see the columns of group g. */
+    void (*grouped_product)(struct stream *stream, const float *x, int32_t tokens, int32_t groups,
+        const struct matrix *w, float *out);
+    /* out[p] = w2 (round(silu(min(w1 x, limit)) * clamp(w3 x, limit) * weight)) for each pair: [count, D] float32.
+     * The hidden row is rounded to FP8 when x is ROWS_FP8, else not. Pairs and matrices: expert_pairs. */
+    void (*experts)(struct stream *stream, const struct rows *x, const struct expert_pairs *pairs,
+        const struct expert_weights *experts, float limit, float *out);
+
+    /* ---- rows ---- */
+    void (*embed)(struct stream *stream, const struct matrix *table, const int32_t *ids, int32_t tokens, float *out);
+    /* x * weight / sqrt(mean(x^2) + eps); weight BF16 [columns]; in place allowed. */
+    void (*rms_norm)(struct stream *stream, const float *x, int32_t tokens, int32_t columns, const void *weight,
+        float eps, float *out);
+    /* Encodes float32 rows [tokens, columns]; ROWS_F32 copies. */
+    void (*encode)(struct stream *stream, const float *x, int32_t tokens, const struct rows *out);
+    /* Encodes and decodes again in place: rows of the values the encoding holds. ROWS_F32: nothing. */
+    void (*round)(struct stream *stream, float *x, int32_t tokens, int32_t columns, enum row_encoding encoding);
+    /* x [T, heads, columns] in place; `inverse` turns back. The angle is the float32 product position * frequency. */
+    void (*rotate)(struct stream *stream, float *x, const int32_t *positions, int32_t tokens, int32_t heads,
+        int32_t columns, const struct rope *rope, bool inverse);
+    /* out = silu(min(gate, limit)) * clamp(up, -limit, limit): [T, columns]; in place allowed. */
+    void (*swiglu)(struct stream *stream, const float *gate, const float *up, int32_t tokens, int32_t columns,
+        float limit, float *out);
+    /* out[t] = shared[t] + routed[t][0] + routed[t][1] + ...: routed [T, k, D] in ascending order of expert. */
+    void (*combine)(struct stream *stream, const float *shared, const float *routed, int32_t tokens, int32_t k,
+        int32_t columns, float *out);
+
+    /* ---- residual streams (hyper-connections) ---- */
+    /* streams [T, S, D] = copies of x [T, D]; pre [T, S] = (1, 0, ...). */
+    void (*start_streams)(struct stream *stream, const float *x, int32_t tokens, int32_t streams_count,
+        int32_t columns, float *streams, float *pre);
+    /* out [T, D] = sum over s of pre[s] * streams[s], then RMS norm by weight (BF16 [D]). */
+    void (*collapse_norm)(struct stream *stream, const float *streams, const float *pre, int32_t tokens,
+        int32_t streams_count, int32_t columns, const void *weight, float eps, float *out);
+    /* Mix coefficients of a sublayer: fn F32 [(2 + S) * S, S * D], base [(2 + S) * S], scale [3] ->
+     * pre [T, S], post [T, S], comb [T, S, S] after `iterations` Sinkhorn normalizations. */
+    void (*mix)(struct stream *stream, const float *streams, int32_t tokens, int32_t streams_count, int32_t columns,
+        const struct matrix *fn, const float *base, const float *scale, int32_t iterations, float hc_eps,
+        float norm_eps, float *pre, float *post, float *comb);
+    /* streams[j] = post[j] * x + sum over i of comb[i][j] * streams[i], in place. */
+    void (*expand)(struct stream *stream, const float *x, const float *post, const float *comb, int32_t tokens,
+        int32_t streams_count, int32_t columns, float *streams);
+    /* Gated addition of an n-gram lookup to every stream: kv [T, (S + 1) * D] keys then value; q and k weights BF16
+     * [S, D]; tokens with is_image get nothing. */
+    void (*engram_add)(struct stream *stream, const float *kv, const void *q_weight, const void *k_weight,
+        const uint8_t *is_image, int32_t tokens, int32_t streams_count, int32_t columns, float eps, float *streams);
+
+    /* ---- attention ---- */
+    /* Rows x [T, columns] of tokens (sequence[t], row[t]) encoded into their blocks; rows below write_floor[sequence] stay
+     * as they are. row[t] < 0: nothing is written. */
+    void (*store_rows)(struct stream *stream, const float *x, int32_t tokens, const int32_t *sequence,
+        const int32_t *row, const int32_t *write_floor, const struct block_rows *rows,
+        const struct block_tables *tables);
+    /* Ratio-2 groups: kv and gate [2 * groups, columns]; out[g] = softmax over the pair, column by column. */
+    void (*compress_pairs)(struct stream *stream, const float *kv, const float *gate, int32_t groups,
+        int32_t columns, float *out);
+    /* For each token the top_k best visible rows by index score, ascending, into chosen [T, top_k], -1 after the last:
+     * score(row) = sum over heads of max(0, q[h] . key(row)) * weight[h]; ties go to the lower row, NaN is never
+     * chosen. q [T, heads, columns], weight [T, heads]. candidates [T, block_limit] (blocks of block_size rows,
+     * ascending, -1 after the last) is written by the candidate source and read when use_candidates. */
+    void (*choose)(struct stream *stream, const float *q, const float *weight, int32_t tokens,
+        const int32_t *sequence, const int32_t *position, const struct index_choice *choice,
+        const struct block_rows *keys, const struct block_tables *tables, int32_t *candidates, int32_t *chosen);
+    /* Softmax attention of q [T, H, d] over window rows visible_from[t] .. position[t] and the chosen compressed rows
+     * (latents NULL: none), one row being key and value of all heads, with a sink logit per head: out [T, H, d]. */
+    void (*attend)(struct stream *stream, const float *q, int32_t tokens, int32_t heads, const int32_t *sequence,
+        const int32_t *position, const int32_t *visible_from, const struct block_rows *window,
+        const struct block_tables *window_tables, const struct block_rows *latents,
+        const struct block_tables *latent_tables, const int32_t *chosen, int32_t top_k, const float *sink, float *out);
+
+    /* ---- router ---- */
+    /* Scores sqrt(softplus(logit)) of logits [T, experts]; the k best by score + bias (bias_vl for image tokens), ties to the
+     * lower expert; experts [T, k] ascending, weights [T, k] from the scores alone, normalized (if asked) and
+     * times factor. */
+    void (*route)(struct stream *stream, const float *logits, int32_t tokens, int32_t expert_count,
+        const float *bias, const float *bias_vl, const uint8_t *is_image, int32_t k, bool normalize, float factor,
+        int32_t *experts, float *weights);
+};
+
+/* The CPU backend with `threads` threads (0: OpenMP's default), for the best instruction set this machine has, or
+ * the one named ("generic", "avx2", "avx512"). *kernels is owned by the backend; kernels_cpu_free ends it.
+ * ERROR_USAGE for a name this machine or build does not have. */
+MUST_CHECK enum result kernels_cpu_create(int32_t threads, const char *instruction_set, const struct kernels **kernels);
+void kernels_cpu_free(const struct kernels *kernels);
+
+#endif
