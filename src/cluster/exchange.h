@@ -1,0 +1,62 @@
+/* Expert parallelism over a supernode: which rank holds which experts and Engram rows, dispatch and combine.
+ *
+ * All functions but the plain look-ups are Collective over the supernode's group: ranks without tokens take part
+ * with zero tokens. With one rank nothing is sent and the same code paths give the same bits.
+ */
+#ifndef NOCTURNE_CLUSTER_EXCHANGE_H
+#define NOCTURNE_CLUSTER_EXCHANGE_H
+
+#include "base/error.h"
+#include "cluster/collectives.h"
+
+#include <stdint.h> /* int32_t, int64_t */
+
+/* [first, first + count) of `total` things sharded evenly over `size` ranks: rank r's share. Shares differ by at most one, the
+ * lower ranks have the longer ones; size may exceed total. */
+struct shard {
+    int64_t first, count;
+};
+struct shard shard_of(int64_t total, int32_t size, int32_t rank);
+int32_t shard_owner(int64_t total, int32_t size, int64_t item);
+
+struct exchange;
+
+struct exchange_options {
+    int32_t experts;           /* routed experts of a layer */
+    int32_t experts_per_token; /* k */
+    int32_t most_tokens;       /* most tokens a rank passes to one dispatch */
+    int64_t row_bytes;         /* bytes of an encoded activation row (dispatch) */
+    int32_t columns;           /* D: columns of an expert's float32 output row (combine) */
+};
+
+/* Memory is sized for most_tokens from every rank. */
+MUST_CHECK enum result exchange_create(struct group *group, const struct exchange_options *options,
+    struct exchange **exchange);
+void exchange_free(struct exchange *exchange);
+
+/* What arrived for this rank's experts: pairs sorted by expert (local index: 0 is the shard's first), then by source rank,
+ * then by token. Pointers are the exchange's, valid until its next dispatch. */
+struct arrivals {
+    int64_t rows;         /* distinct activation rows */
+    const void *row_data; /* [rows, row_bytes]; a token sent to several experts of one rank travels once */
+    int64_t pairs;
+    const int32_t *pair_row, *pair_expert; /* [pairs] */
+    const float *pair_weight;              /* [pairs] */
+};
+
+/* Sends each token's row to the ranks of its experts. rows [tokens, row_bytes] at `stride`; experts and weights [tokens, k],
+ * experts ascending within a token. */
+MUST_CHECK enum result exchange_dispatch(struct exchange *exchange, const void *rows, int64_t stride, int32_t tokens,
+    const int32_t *experts, const float *weights, struct arrivals *arrivals);
+
+/* Returns expert outputs [pairs, D] (in the order of the arrivals) to the tokens' ranks: out [tokens, k, D] in each token's
+ * ascending order of experts. */
+MUST_CHECK enum result exchange_combine(struct exchange *exchange, const float *pair_out, float *out);
+
+/* Fetches rows of a table of `total_rows` sharded by shard_of over the group. wanted [count] row numbers, any order,
+ * repeats allowed; `read` copies `n` of this rank's own rows (global numbers) to out [n, row_bytes]. */
+typedef void row_reader(void *context, const int64_t *rows, int64_t n, void *out);
+MUST_CHECK enum result exchange_fetch_rows(struct group *group, int64_t total_rows, size_t row_bytes,
+    const int64_t *wanted, int64_t count, row_reader *read, void *context, void *out);
+
+#endif
