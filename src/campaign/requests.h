@@ -1,0 +1,51 @@
+/* requests.h5: the requests of a campaign in input order, and the lines that were refused. */
+#ifndef NOCTURNE_CAMPAIGN_REQUESTS_H
+#define NOCTURNE_CAMPAIGN_REQUESTS_H
+
+#include "base/error.h"
+#include "campaign/campaign.h"
+#include "recipe/request.h"
+
+#include <stdint.h> /* int64_t */
+
+struct requests_writer; /* flat memory: records go out in batches */
+
+struct requests_source {
+    const char *const *files; /* input files, in order */
+    int32_t file_count;
+    int64_t seed; /* the campaign's sampling seed */
+};
+
+MUST_CHECK enum result requests_writer_create(const char *campaign_folder, const struct provenance *provenance,
+    const struct requests_source *source, struct requests_writer **writer);
+MUST_CHECK enum result requests_writer_add(struct requests_writer *writer, const struct request *request);
+MUST_CHECK enum result requests_writer_add_error(struct requests_writer *writer, const struct request_error *error);
+/* Flushes, renames to requests.h5. `input_hash` [32 hex digits] is of all input bytes. The writer is freed in every case. */
+MUST_CHECK enum result requests_writer_finish(struct requests_writer *writer, const char *input_hash);
+void requests_writer_abandon(struct requests_writer *writer); /* removes the temporary file; NULL is allowed */
+
+struct requests; /* an open requests.h5; not shareable between threads */
+
+MUST_CHECK enum result requests_open(const char *campaign_folder, struct requests **requests);
+void requests_close(struct requests *requests);
+
+int64_t requests_count(const struct requests *requests);       /* accepted requests */
+int64_t requests_error_count(const struct requests *requests); /* refused lines */
+int64_t requests_seed(const struct requests *requests);
+const char *requests_model_folder(const struct requests *requests);
+const char *requests_fingerprint(const struct requests *requests); /* the checkpoint it was ingested for */
+const char *requests_identity(const struct requests *requests);    /* 32 hex digits: of the content of this file */
+const char *requests_input_file(const struct requests *requests, int32_t file);
+
+/* Prompt tokens of each request [count], for placement; owned by `requests`. */
+MUST_CHECK enum result requests_lengths(struct requests *requests, const int32_t **token_counts);
+
+/* Request `index`. Its memory is `requests`' own and valid until requests_release or requests_close; each call allocates what
+ * the request needs (so many can be held at once). */
+MUST_CHECK enum result requests_read(struct requests *requests, int64_t index, struct request **request);
+void requests_release(struct request *request); /* NULL is allowed */
+
+/* Refused line `index`; valid until the next call. */
+MUST_CHECK enum result requests_read_error(struct requests *requests, int64_t index, struct request_error *error);
+
+#endif
