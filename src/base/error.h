@@ -11,7 +11,7 @@
 #include <stddef.h>
 
 #define MUST_CHECK __attribute__((warn_unused_result))
-#define PRINTF_LIKE(format, first) __attribute__((format(printf, format, first)))
+#define PRINTF_LIKE(format_index, first) __attribute__((format(printf, format_index, first)))
 
 /* The values are the program's exit codes, documented in docs/operations.md. */
 enum result {
