@@ -113,11 +113,11 @@ struct expert_pairs {
 /* ---- sparse attention ---- */
 
 struct index_choice {
-    int32_t ratio;           /* tokens a compressed row stands for; a query at position p sees (p + 1) / ratio rows */
-    int32_t heads, columns;  /* index heads and their width */
-    int32_t top_k;           /* rows to choose */
+    int32_t ratio; /* tokens a compressed row stands for; a query at position p sees (p + 1) / ratio rows */
+    int32_t heads, columns; /* index heads and their width */
+    int32_t top_k;          /* rows to choose */
     bool is_candidate_source;
-    bool use_candidates;     /* look only inside the candidate blocks made by the candidate source */
+    bool use_candidates; /* look only inside the candidate blocks made by the candidate source */
     int32_t block_size, block_limit;
 };
 
@@ -129,11 +129,13 @@ struct kernels {
     int32_t threads;             /* threads used by one rank */
 
     /* ---- memory and order ---- */
-    enum result (*allocate)(const struct kernels *self, size_t bytes, void **memory); /* zeroed; 64-byte aligned */
+    enum result (*allocate)(
+        const struct kernels *self, size_t bytes, void **memory); /* zeroed; 64-byte aligned */
     void (*release)(const struct kernels *self, void *memory);
     void (*copy_in)(struct stream *stream, void *device, const void *host, size_t bytes);
     void (*copy_out)(struct stream *stream, void *host, const void *device, size_t bytes);
-    void (*copy)(struct stream *stream, void *to, const void *from, size_t bytes); /* device to device, no overlap */
+    void (*copy)(
+        struct stream *stream, void *to, const void *from, size_t bytes); /* device to device, no overlap */
     void (*synchronize)(struct stream *stream);
     /* Makes a checkpoint's matrix usable on the device (upload or repack); `placed` stays valid as long as the
      * host matrix's memory. */
@@ -141,8 +143,8 @@ struct kernels {
 
     /* ---- products ---- */
     /* out[t * out_stride + r] = sum over c of x[t][c] * w[r][c], float32 sums in an order fixed per (t, r). */
-    void (*product)(struct stream *stream, const struct rows *x, int32_t tokens, const struct matrix *w, float *out,
-        int64_t out_stride);
+    void (*product)(struct stream *stream, const struct rows *x, int32_t tokens, const struct matrix *w,
+        float *out, int64_t out_stride);
     /* `groups` products side by side: x [T, groups * columns] float32, w [groups * rows, columns],
      * out [T, groups * rows]; outputs of group g see the columns of group g. */
     void (*grouped_product)(struct stream *stream, const float *x, int32_t tokens, int32_t groups,
@@ -153,14 +155,16 @@ struct kernels {
         const struct expert_weights *experts, float limit, float *out);
 
     /* ---- rows ---- */
-    void (*embed)(struct stream *stream, const struct matrix *table, const int32_t *ids, int32_t tokens, float *out);
+    void (*embed)(
+        struct stream *stream, const struct matrix *table, const int32_t *ids, int32_t tokens, float *out);
     /* x * weight / sqrt(mean(x^2) + eps); weight BF16 [columns]; in place allowed. */
-    void (*rms_norm)(struct stream *stream, const float *x, int32_t tokens, int32_t columns, const void *weight,
-        float eps, float *out);
+    void (*rms_norm)(struct stream *stream, const float *x, int32_t tokens, int32_t columns,
+        const void *weight, float eps, float *out);
     /* Encodes float32 rows [tokens, columns]; ROWS_F32 copies. */
     void (*encode)(struct stream *stream, const float *x, int32_t tokens, const struct rows *out);
     /* Encodes and decodes again in place: rows of the values the encoding holds. ROWS_F32: nothing. */
-    void (*round)(struct stream *stream, float *x, int32_t tokens, int32_t columns, enum row_encoding encoding);
+    void (*round)(
+        struct stream *stream, float *x, int32_t tokens, int32_t columns, enum row_encoding encoding);
     /* x [T, heads, columns] in place; `inverse` turns back. The angle is the float32 product position * frequency. */
     void (*rotate)(struct stream *stream, float *x, const int32_t *positions, int32_t tokens, int32_t heads,
         int32_t columns, const struct rope *rope, bool inverse);
@@ -168,8 +172,8 @@ struct kernels {
     void (*swiglu)(struct stream *stream, const float *gate, const float *up, int32_t tokens, int32_t columns,
         float limit, float *out);
     /* out[t] = shared[t] + routed[t][0] + routed[t][1] + ...: routed [T, k, D] in ascending order of expert. */
-    void (*combine)(struct stream *stream, const float *shared, const float *routed, int32_t tokens, int32_t k,
-        int32_t columns, float *out);
+    void (*combine)(struct stream *stream, const float *shared, const float *routed, int32_t tokens,
+        int32_t k, int32_t columns, float *out);
 
     /* ---- residual streams (hyper-connections) ---- */
     /* streams [T, S, D] = copies of x [T, D]; pre [T, S] = (1, 0, ...). */
@@ -180,16 +184,17 @@ struct kernels {
         int32_t streams_count, int32_t columns, const void *weight, float eps, float *out);
     /* Mix coefficients of a sublayer: fn F32 [(2 + S) * S, S * D], base [(2 + S) * S], scale [3] ->
      * pre [T, S], post [T, S], comb [T, S, S] after `iterations` Sinkhorn normalizations. */
-    void (*mix)(struct stream *stream, const float *streams, int32_t tokens, int32_t streams_count, int32_t columns,
-        const struct matrix *fn, const float *base, const float *scale, int32_t iterations, float hc_eps,
-        float norm_eps, float *pre, float *post, float *comb);
+    void (*mix)(struct stream *stream, const float *streams, int32_t tokens, int32_t streams_count,
+        int32_t columns, const struct matrix *fn, const float *base, const float *scale, int32_t iterations,
+        float hc_eps, float norm_eps, float *pre, float *post, float *comb);
     /* streams[j] = post[j] * x + sum over i of comb[i][j] * streams[i], in place. */
-    void (*expand)(struct stream *stream, const float *x, const float *post, const float *comb, int32_t tokens,
-        int32_t streams_count, int32_t columns, float *streams);
+    void (*expand)(struct stream *stream, const float *x, const float *post, const float *comb,
+        int32_t tokens, int32_t streams_count, int32_t columns, float *streams);
     /* Gated addition of an n-gram lookup to every stream: kv [T, (S + 1) * D] keys then value; q and k weights BF16
      * [S, D]; tokens with is_image get nothing. */
     void (*engram_add)(struct stream *stream, const float *kv, const void *q_weight, const void *k_weight,
-        const uint8_t *is_image, int32_t tokens, int32_t streams_count, int32_t columns, float eps, float *streams);
+        const uint8_t *is_image, int32_t tokens, int32_t streams_count, int32_t columns, float eps,
+        float *streams);
 
     /* ---- attention ---- */
     /* Rows x [T, columns] of tokens (sequence[t], row[t]) encoded into their blocks; rows below write_floor[sequence] stay
@@ -206,27 +211,30 @@ struct kernels {
      * ascending, -1 after the last) is written by the candidate source and read when use_candidates. */
     void (*choose)(struct stream *stream, const float *q, const float *weight, int32_t tokens,
         const int32_t *sequence, const int32_t *position, const struct index_choice *choice,
-        const struct block_rows *keys, const struct block_tables *tables, int32_t *candidates, int32_t *chosen);
+        const struct block_rows *keys, const struct block_tables *tables, int32_t *candidates,
+        int32_t *chosen);
     /* Softmax attention of q [T, H, d] over window rows visible_from[t] .. position[t] and the chosen compressed rows
      * (latents NULL: none), one row being key and value of all heads, with a sink logit per head: out [T, H, d]. */
-    void (*attend)(struct stream *stream, const float *q, int32_t tokens, int32_t heads, const int32_t *sequence,
-        const int32_t *position, const int32_t *visible_from, const struct block_rows *window,
-        const struct block_tables *window_tables, const struct block_rows *latents,
-        const struct block_tables *latent_tables, const int32_t *chosen, int32_t top_k, const float *sink, float *out);
+    void (*attend)(struct stream *stream, const float *q, int32_t tokens, int32_t heads,
+        const int32_t *sequence, const int32_t *position, const int32_t *visible_from,
+        const struct block_rows *window, const struct block_tables *window_tables,
+        const struct block_rows *latents, const struct block_tables *latent_tables, const int32_t *chosen,
+        int32_t top_k, const float *sink, float *out);
 
     /* ---- router ---- */
     /* Scores sqrt(softplus(logit)) of logits [T, experts]; the k best by score + bias (bias_vl for image tokens), ties to the
      * lower expert; experts [T, k] ascending, weights [T, k] from the scores alone, normalized (if asked) and
      * times factor. */
     void (*route)(struct stream *stream, const float *logits, int32_t tokens, int32_t expert_count,
-        const float *bias, const float *bias_vl, const uint8_t *is_image, int32_t k, bool normalize, float factor,
-        int32_t *experts, float *weights);
+        const float *bias, const float *bias_vl, const uint8_t *is_image, int32_t k, bool normalize,
+        float factor, int32_t *experts, float *weights);
 };
 
 /* The CPU backend with `threads` threads (0: OpenMP's default), for the best instruction set this machine has, or
  * the one named ("generic", "avx2", "avx512"). *kernels is owned by the backend; kernels_cpu_free ends it.
  * ERROR_USAGE for a name this machine or build does not have. */
-MUST_CHECK enum result kernels_cpu_create(int32_t threads, const char *instruction_set, const struct kernels **kernels);
+MUST_CHECK enum result kernels_cpu_create(
+    int32_t threads, const char *instruction_set, const struct kernels **kernels);
 void kernels_cpu_free(const struct kernels *kernels);
 
 #endif

@@ -21,8 +21,9 @@ struct provenance {
     const char *command;      /* "ingest", "prefill", ... */
     const char *model_folder; /* as given, made absolute */
     const char *fingerprint;  /* checkpoint_fingerprint */
-    const char *identity;     /* all that the tokens depend on, one line: two files of one campaign must agree (see below) */
-    const char *settings;     /* the options in effect, one line of JSON: for people, never compared */
+    const char *
+        identity; /* all that the tokens depend on, one line: two files of one campaign must agree (see below) */
+    const char *settings; /* the options in effect, one line of JSON: for people, never compared */
     int32_t ranks, supernode;
 };
 
@@ -36,8 +37,8 @@ enum campaign_access { CAMPAIGN_READ, CAMPAIGN_WORK };
 /* Opens DIR; with CAMPAIGN_WORK takes the lock (one process of the run does this; the other ranks open with CAMPAIGN_READ).
  * A lock left by a process that is gone is taken over with a warning; one that is held is ERROR_CONFLICT naming its holder. `create`
  * makes the directory when it is not there. */
-MUST_CHECK enum result campaign_open(const char *folder, enum campaign_access access, bool create,
-    struct campaign **campaign);
+MUST_CHECK enum result campaign_open(
+    const char *folder, enum campaign_access access, bool create, struct campaign **campaign);
 void campaign_close(struct campaign *campaign); /* releases the lock */
 const char *campaign_folder(const struct campaign *campaign);
 
@@ -45,16 +46,17 @@ const char *campaign_folder(const struct campaign *campaign);
  * the fault) every part that is torn, truncated, foreign (of another requests.h5) or fails its checksums. Under the lock. A part of another
  * `identity` is ERROR_CONFLICT with both identities' difference named, unless `restart`, which removes all parts. `phase` is "prefill" or
  * "results". */
-MUST_CHECK enum result campaign_sweep(struct campaign *campaign, const char *phase, const char *identity, bool restart);
+MUST_CHECK enum result campaign_sweep(
+    struct campaign *campaign, const char *phase, const char *identity, bool restart);
 
 /* Which requests have a complete record below `phase`: done [total], by request index; *count of them. Reads the parts' index datasets. */
-MUST_CHECK enum result campaign_done(const struct campaign *campaign, const char *phase, int64_t total, uint8_t *done,
-    int64_t *count);
+MUST_CHECK enum result campaign_done(
+    const struct campaign *campaign, const char *phase, int64_t total, uint8_t *done, int64_t *count);
 
 /* Writes progress.json (atomic rename; failure is only logged). */
 struct progress {
     const char *phase;
-    int64_t total, done, failed;            /* of the phase's requests; earlier runs included */
+    int64_t total, done, failed;             /* of the phase's requests; earlier runs included */
     int64_t prompt_tokens, generated_tokens; /* this run */
     double seconds;                          /* since this run began its work */
     int32_t ranks;

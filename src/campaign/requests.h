@@ -16,13 +16,16 @@ struct requests_source {
     int64_t seed; /* the campaign's sampling seed */
 };
 
-MUST_CHECK enum result requests_writer_create(const char *campaign_folder, const struct provenance *provenance,
-    const struct requests_source *source, struct requests_writer **writer);
+MUST_CHECK enum result requests_writer_create(const char *campaign_folder,
+    const struct provenance *provenance, const struct requests_source *source,
+    struct requests_writer **writer);
 MUST_CHECK enum result requests_writer_add(struct requests_writer *writer, const struct request *request);
-MUST_CHECK enum result requests_writer_add_error(struct requests_writer *writer, const struct request_error *error);
+MUST_CHECK enum result requests_writer_add_error(
+    struct requests_writer *writer, const struct request_error *error);
 /* Flushes, renames to requests.h5. `input_hash` [32 hex digits] is of all input bytes. The writer is freed in every case. */
 MUST_CHECK enum result requests_writer_finish(struct requests_writer *writer, const char *input_hash);
-void requests_writer_abandon(struct requests_writer *writer); /* removes the temporary file; NULL is allowed */
+void requests_writer_abandon(
+    struct requests_writer *writer); /* removes the temporary file; NULL is allowed */
 
 struct requests; /* an open requests.h5; not shareable between threads */
 
@@ -34,7 +37,8 @@ int64_t requests_error_count(const struct requests *requests); /* refused lines 
 int64_t requests_seed(const struct requests *requests);
 const char *requests_model_folder(const struct requests *requests);
 const char *requests_fingerprint(const struct requests *requests); /* the checkpoint it was ingested for */
-const char *requests_identity(const struct requests *requests);    /* 32 hex digits: of the content of this file */
+const char *requests_identity(
+    const struct requests *requests); /* 32 hex digits: of the content of this file */
 const char *requests_input_file(const struct requests *requests, int32_t file);
 
 /* Prompt tokens of each request [count], for placement; owned by `requests`. */
@@ -46,6 +50,7 @@ MUST_CHECK enum result requests_read(struct requests *requests, int64_t index, s
 void requests_release(struct request *request); /* NULL is allowed */
 
 /* Refused line `index`; valid until the next call. */
-MUST_CHECK enum result requests_read_error(struct requests *requests, int64_t index, struct request_error *error);
+MUST_CHECK enum result requests_read_error(
+    struct requests *requests, int64_t index, struct request_error *error);
 
 #endif

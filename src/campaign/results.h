@@ -4,39 +4,9 @@
 
 #include "base/error.h"
 #include "campaign/campaign.h"
-#include "recipe/request.h"
+#include "schedule/engine.h" /* struct request_result */
 
 #include <stdint.h> /* int64_t */
-
-enum finish_reason { FINISH_STOP, FINISH_LENGTH };
-enum stop_cause { STOP_NONE, STOP_EOS, STOP_ID, STOP_TEXT }; /* why FINISH_STOP */
-
-/* One choice of an answer. */
-struct choice_result {
-    int32_t token_count; /* generated tokens, the stopping one (EOS, stop id) included: what usage counts */
-    const int32_t *token_ids;      /* [token_count] */
-    const float *logprobs;         /* [token_count]: natural log-probability of each token under the unmodified softmax */
-    int32_t top_logprobs;          /* alternatives a token, 0: none */
-    const int32_t *top_ids;        /* [token_count, top_logprobs], likeliest first */
-    const float *top_values;       /* [token_count, top_logprobs] */
-    struct text_piece text;        /* the answer: decoded, without the stopping token, cut before a stop string */
-    int32_t text_tokens;           /* leading tokens whose text is wholly in `text` (logprobs of an answer list these) */
-    enum finish_reason finish;
-    enum stop_cause cause;
-    int32_t stop_index;            /* STOP_TEXT: index of the stop string; STOP_ID: the id; else -1 */
-};
-
-struct request_result {
-    int64_t request; /* index in requests.h5 */
-    /* A failed request: code (NULL: none) with status, message and param as in struct request_error; choices are 0 then. */
-    const char *error_code;
-    int32_t error_status;
-    const char *error_type, *error_param, *error_message;
-    int32_t prompt_tokens;
-    int32_t choice_count;
-    const struct choice_result *choices;
-    double finished_at; /* Unix seconds */
-};
 
 struct results_writer;
 

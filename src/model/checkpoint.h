@@ -47,7 +47,8 @@ const struct tensor *checkpoint_tensor(const struct checkpoint *checkpoint, cons
 
 /* The linear layer `prefix` ("layers.0.attn.wq_a"): its .weight and, for FP8 and FP4, its .scale, as a matrix for
  * kernels. ERROR_INTERNAL when there is no such tensor (opening has checked all that the configuration needs). */
-MUST_CHECK enum result checkpoint_matrix(const struct checkpoint *checkpoint, const char *prefix, struct matrix *matrix);
+MUST_CHECK enum result checkpoint_matrix(
+    const struct checkpoint *checkpoint, const char *prefix, struct matrix *matrix);
 
 /* The compressed Engram id of each token [vocab_size], owned by the checkpoint; NULL when the model has no Engram. Read
  * and range-checked from engram_token_map.json at opening. */

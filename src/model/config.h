@@ -9,7 +9,7 @@
 #include <stdint.h>  /* int32_t */
 
 enum {
-    MOST_LAYERS = 128,       /* num_hidden_layers + n_mtp_layers at most */
+    MOST_LAYERS = 128, /* num_hidden_layers + n_mtp_layers at most */
     MOST_ENGRAM_LAYERS = 8,
     MOST_ENGRAM_COLUMNS = 64, /* (engram_max_ngram_size - 1) * engram_n_heads at most */
     MOST_STREAMS = 8,         /* hc_mult at most */
@@ -22,7 +22,8 @@ struct yarn_config {
 
 struct vision_config {
     bool present;
-    int32_t num_hidden_layers, hidden_size, num_attention_heads, intermediate_size, patch_size, downsample_ratio;
+    int32_t num_hidden_layers, hidden_size, num_attention_heads, intermediate_size, patch_size,
+        downsample_ratio;
     int32_t min_pixels, max_image_tokens;
     double rope_theta;
 };
@@ -35,11 +36,11 @@ struct model_config {
     bool norm_topk_prob;
     float routed_scaling_factor, swiglu_limit, rms_norm_eps;
     int32_t sliding_window;
-    int32_t compress_ratios[MOST_LAYERS];        /* [num_hidden_layers + n_mtp_layers]: 0, 1 or 2 */
-    bool is_kv_source[MOST_LAYERS];              /* of kv_source_layer_ids */
-    bool is_index_source[MOST_LAYERS];           /* of index_source_layer_ids */
-    int32_t last_kv_source;                      /* largest kv_source_layer_ids, -1 when there are none */
-    int32_t candidate_source_layer_id;           /* -1: no two-level choice */
+    int32_t compress_ratios[MOST_LAYERS]; /* [num_hidden_layers + n_mtp_layers]: 0, 1 or 2 */
+    bool is_kv_source[MOST_LAYERS];       /* of kv_source_layer_ids */
+    bool is_index_source[MOST_LAYERS];    /* of index_source_layer_ids */
+    int32_t last_kv_source;               /* largest kv_source_layer_ids, -1 when there are none */
+    int32_t candidate_source_layer_id;    /* -1: no two-level choice */
     int32_t candidate_topk_blocks, candidate_block_size;
     int32_t index_n_heads, index_head_dim, index_topk;
     double rope_theta, compress_rope_theta;
@@ -47,7 +48,7 @@ struct model_config {
     int32_t max_position_embeddings;
     int32_t hc_mult, hc_sinkhorn_iters;
     float hc_eps;
-    int32_t engram_layers;                       /* number of engram_layer_ids, 0: no Engram */
+    int32_t engram_layers; /* number of engram_layer_ids, 0: no Engram */
     int32_t engram_layer_ids[MOST_ENGRAM_LAYERS];
     int64_t engram_num_embeddings[MOST_ENGRAM_LAYERS];
     int32_t engram_max_ngram_size, engram_n_heads, engram_head_dim, engram_pad_token_id;
@@ -55,7 +56,7 @@ struct model_config {
     int64_t engram_vocab_size;
     int32_t n_mtp_layers, dspark_block_size, dspark_noise_token_id, dspark_markov_rank;
     int32_t dspark_n_routed_experts, dspark_num_experts_per_tok;
-    int32_t dspark_target_layers;                /* number of dspark_target_layer_ids */
+    int32_t dspark_target_layers; /* number of dspark_target_layer_ids */
     int32_t dspark_target_layer_ids[MOST_LAYERS];
     int32_t bos_token_id, eos_token_id, pad_token_id;
     struct vision_config vision;

@@ -17,12 +17,12 @@ enum numeric_mode {
 
 struct model_options {
     const struct kernels *kernels;
-    struct group *supernode;   /* ranks that share the experts and Engram rows */
+    struct group *supernode; /* ranks that share the experts and Engram rows */
     enum numeric_mode mode;
-    int32_t step_tokens;       /* most tokens this rank runs in one step; the same on all ranks */
-    int32_t step_sequences;    /* most sequences in one step */
-    int32_t context;           /* longest sequence that will be run; <= max_position_embeddings */
-    int64_t kv_bytes;          /* budget for key/value blocks */
+    int32_t step_tokens;    /* most tokens this rank runs in one step; the same on all ranks */
+    int32_t step_sequences; /* most sequences in one step */
+    int32_t context;        /* longest sequence that will be run; <= max_position_embeddings */
+    int64_t kv_bytes;       /* budget for key/value blocks */
 };
 
 struct model;
@@ -30,8 +30,8 @@ struct sequence; /* model/sequence.h */
 
 /* Places this rank's weights (dense ones, its experts, its Engram rows) and allocates all memory of the step loop. The
  * checkpoint must outlive the model. Local (no communication). */
-MUST_CHECK enum result model_create(const struct checkpoint *checkpoint, const struct model_options *options,
-    struct model **model);
+MUST_CHECK enum result model_create(
+    const struct checkpoint *checkpoint, const struct model_options *options, struct model **model);
 void model_free(struct model *model);
 
 const struct model_config *model_config(const struct model *model);
@@ -49,17 +49,20 @@ struct span {
     struct sequence *sequence;
     const int32_t *ids; /* host memory [count], range-checked by the caller against vocab_size */
     int32_t count;      /* >= 1 */
-    int32_t tail;       /* 0: all layers on all tokens. N: decoder-side tail: the last kv source's attention and the layers above
+    int32_t
+        tail; /* 0: all layers on all tokens. N: decoder-side tail: the last kv source's attention and the layers above
                          * run only on the prompt's last N tokens. The same for all spans of one prompt */
-    bool last;          /* with tail: the prompt ends with this span */
-    int32_t logits;     /* logits wanted for the last `logits` tokens the upper layers run (0: none); with tail and not last: 0 */
+    bool last; /* with tail: the prompt ends with this span */
+    int32_t
+        logits; /* logits wanted for the last `logits` tokens the upper layers run (0: none); with tail and not last: 0 */
 };
 
 /* Runs one step and advances the sequences. logits: host memory [sum of spans' logits, vocab_size], spans in order.
  * Collective over the supernode: ranks with nothing to do pass 0 spans. Sum of counts <= step_tokens; with tail, a
  * last span also runs up to `tail` held tokens: sum over spans of the tokens the upper layers run <= step_tokens too
  * (span_upper_tokens tells). Failure leaves the sequences of the step unusable. */
-MUST_CHECK enum result model_step(struct model *model, const struct span *spans, int32_t count, float *logits);
+MUST_CHECK enum result model_step(
+    struct model *model, const struct span *spans, int32_t count, float *logits);
 
 /* Tokens the layers above the last kv source will run for this span. */
 int32_t span_upper_tokens(const struct span *span);

@@ -13,7 +13,8 @@ struct sampling; /* recipe/request.h */
 struct random_key {
     uint64_t words[2];
 };
-struct random_key random_key_make(int64_t seed, const char *custom_id, size_t custom_id_bytes, int32_t choice);
+struct random_key random_key_make(
+    int64_t seed, const char *custom_id, size_t custom_id_bytes, int32_t choice);
 
 /* Uniform in [0, 1) for one position of one choice: Philox 4x32-10 of (key, position). */
 double random_uniform(struct random_key key, uint64_t position);
@@ -24,9 +25,9 @@ void sampler_free(struct sampler *sampler);
 
 struct sampled_token {
     int32_t id;
-    float logprob;         /* natural log-probability under softmax of the unmodified logits */
-    int32_t top_logprobs;  /* filled alternatives (0: none asked) */
-    int32_t top_ids[20];   /* of the unmodified logits, likeliest first, ties to the lower id */
+    float logprob;        /* natural log-probability under softmax of the unmodified logits */
+    int32_t top_logprobs; /* filled alternatives (0: none asked) */
+    int32_t top_ids[20];  /* of the unmodified logits, likeliest first, ties to the lower id */
     float top_values[20];
 };
 
@@ -34,7 +35,8 @@ struct sampled_token {
  * generated [count]: this choice's tokens so far, for the penalties. Greedy at temperature 0 (ties to the lower id). Order:
  * bias and penalties on the logits, then temperature, then top_k, top_p, min_p on the probabilities, then one draw. NaN
  * logits never win; ERROR_INTERNAL when no logit is finite. */
-MUST_CHECK enum result sampler_choose(struct sampler *sampler, const float *logits, const struct sampling *sampling,
-    struct random_key key, int64_t position, const int32_t *generated, int32_t count, struct sampled_token *token);
+MUST_CHECK enum result sampler_choose(struct sampler *sampler, const float *logits,
+    const struct sampling *sampling, struct random_key key, int64_t position, const int32_t *generated,
+    int32_t count, struct sampled_token *token);
 
 #endif

@@ -7,8 +7,8 @@
 #define NOCTURNE_MODEL_SEQUENCE_H
 
 #include "base/error.h"
-#include "campaign/states.h" /* struct state_section, struct section_rows */
 #include "model/model.h"
+#include "model/state_section.h"
 
 #include <stdint.h> /* int32_t, int64_t */
 
@@ -17,7 +17,8 @@ struct sequence;
 /* An empty sequence. */
 MUST_CHECK enum result sequence_create(struct model *model, struct sequence **sequence);
 /* A copy at the present token: full blocks are shared, the partly filled ones copied. */
-MUST_CHECK enum result sequence_fork(struct model *model, const struct sequence *original, struct sequence **copy);
+MUST_CHECK enum result sequence_fork(
+    struct model *model, const struct sequence *original, struct sequence **copy);
 void sequence_free(struct model *model, struct sequence *sequence); /* NULL is allowed */
 
 int32_t sequence_length(const struct sequence *sequence); /* tokens run so far */
@@ -40,11 +41,12 @@ struct saved_state {
     struct section_rows *sections;
     void *memory;
 };
-MUST_CHECK enum result sequence_save(struct model *model, const struct sequence *sequence, struct saved_state *saved);
+MUST_CHECK enum result sequence_save(
+    struct model *model, const struct sequence *sequence, struct saved_state *saved);
 void sequence_saved_free(struct saved_state *saved);
 
 /* A sequence from saved rows. ERROR_INPUT when row counts do not fit `tokens`. */
-MUST_CHECK enum result sequence_load(struct model *model, int32_t tokens, const struct section_rows *sections,
-    struct sequence **sequence);
+MUST_CHECK enum result sequence_load(
+    struct model *model, int32_t tokens, const struct section_rows *sections, struct sequence **sequence);
 
 #endif

@@ -1,0 +1,111 @@
+/* The step loop of one rank: admits requests, cuts prompts into chunks under a token budget, batches decoding
+ * sequences, samples, and hands out results as they finish.
+ *
+ * It knows nothing of files: requests and saved states come from a source, results and states go to a sink (campaign/ wires
+ * them to HDF5). Results do not depend on order, batch limits, ranks or threads.
+ */
+#ifndef NOCTURNE_SCHEDULE_ENGINE_H
+#define NOCTURNE_SCHEDULE_ENGINE_H
+
+#include "base/error.h"
+#include "cluster/ranks.h"
+#include "model/model.h"
+#include "model/sequence.h"
+#include "recipe/request.h"
+#include "recipe/tokenizer.h"
+
+#include <stdbool.h> /* bool */
+#include <stdint.h>  /* int32_t, int64_t */
+
+enum finish_reason { FINISH_STOP, FINISH_LENGTH };
+enum stop_cause { STOP_NONE, STOP_EOS, STOP_ID, STOP_TEXT }; /* why FINISH_STOP */
+
+/* One choice of an answer. */
+struct choice_result {
+    int32_t token_count; /* generated tokens, the stopping one (EOS, stop id) included: what usage counts */
+    const int32_t *token_ids; /* [token_count] */
+    const float
+        *logprobs; /* [token_count]: natural log-probability of each token under the unmodified softmax */
+    int32_t top_logprobs;    /* alternatives a token, 0: none */
+    const int32_t *top_ids;  /* [token_count, top_logprobs], likeliest first */
+    const float *top_values; /* [token_count, top_logprobs] */
+    struct text_piece text;  /* the answer: decoded, without the stopping token, cut before a stop string */
+    int32_t
+        text_tokens; /* leading tokens whose text is wholly in `text` (logprobs of an answer list these) */
+    enum finish_reason finish;
+    enum stop_cause cause;
+    int32_t stop_index; /* STOP_TEXT: index of the stop string; STOP_ID: the id; else -1 */
+};
+
+struct request_result {
+    int64_t request; /* index in requests.h5 */
+    /* A failed request: code (NULL: none) with status, message and param as in struct request_error; choices are 0 then. */
+    const char *error_code;
+    int32_t error_status;
+    const char *error_type, *error_param, *error_message;
+    int32_t prompt_tokens;
+    int32_t choice_count;
+    const struct choice_result *choices;
+    double finished_at; /* Unix seconds */
+};
+
+/* The first generated token of one choice, from prefill to decode. */
+struct first_token {
+    int32_t id;
+    float logprob;
+    int32_t top_logprobs;    /* 0: none */
+    const int32_t *top_ids;  /* [top_logprobs] */
+    const float *top_values; /* [top_logprobs] */
+};
+
+/* A prompt's state after prefill. */
+struct state_record {
+    int64_t request;
+    int32_t tokens;                      /* sequence length the state stands at */
+    const struct section_rows *sections; /* in the order of model_state_sections */
+    int32_t choice_count;
+    const struct first_token *first_tokens; /* [choice_count] */
+};
+
+enum engine_phase { ENGINE_PREFILL, ENGINE_DECODE, ENGINE_RUN };
+
+/* Where work comes from. `next` gives the next request of this rank (and in ENGINE_DECODE its state), *index = -1 when
+ * there is none left; the engine holds one that does not fit yet, and gives each back through `release` when it is done with it
+ * (state may be NULL). */
+struct engine_source {
+    void *context;
+    enum result (*next)(void *context, int64_t *index, struct request **request, struct state_record **state);
+    void (*release)(void *context, struct request *request, struct state_record *state);
+};
+
+/* Where outcomes go. Pointers are valid during the call only. */
+struct engine_sink {
+    void *context;
+    enum result (*result)(void *context, const struct request_result *result);
+    enum result (*state)(void *context, const struct state_record *state); /* ENGINE_PREFILL */
+    enum result (*step_end)(void *context); /* after each step: flush parts when it is time, progress */
+};
+
+struct engine_counts {
+    int64_t steps, prompt_tokens, generated_tokens, finished, failed,
+        waiting; /* of this rank; waiting: admitted and not finished */
+};
+
+struct engine_options {
+    enum engine_phase phase;
+    struct ranks *ranks;
+    struct model *model;
+    const struct tokenizer *tokenizer;
+    int64_t campaign_seed;
+    int32_t batch;       /* most sequences decoding at once on this rank */
+    int32_t step_tokens; /* token budget of a step; <= model_options' */
+    bool all_layers;     /* prefill: run all layers on all tokens instead of the tail */
+};
+
+/* Runs until no rank has work, or a stop is asked for (signals_stop_requested on any rank: agreed at a step's end; *stopped is then true and
+ * unfinished requests are simply not in the sink). Collective over the run; every step has one agreement (work left, stop, errors),
+ * so a rank without work takes part and an error on one rank ends all with its message. */
+MUST_CHECK enum result engine_run(const struct engine_options *options, const struct engine_source *source,
+    const struct engine_sink *sink, struct engine_counts *counts, bool *stopped);
+
+#endif
