@@ -16,14 +16,14 @@
 /* The values are the program's exit codes, documented in docs/operations.md. */
 enum result {
     OK = 0,
-    ERROR_INTERNAL = 1,  /* a broken invariant of ours */
-    ERROR_USAGE = 2,     /* command line */
-    ERROR_INPUT = 3,     /* requests, checkpoint or another file's content */
-    ERROR_IO = 4,        /* the operating system refused: open, write, rename, disk full */
-    ERROR_MEMORY = 5,    /* an allocation failed or a budget is too small */
-    ERROR_CONFLICT = 6,  /* the campaign is locked, or was made with another model or other settings */
-    ERROR_RANKS = 7,     /* another rank failed or did not answer */
-    ERROR_STOPPED = 75,  /* stopped by a signal with all finished work kept; run the same command again */
+    ERROR_INTERNAL = 1, /* a broken invariant of ours */
+    ERROR_USAGE = 2,    /* command line */
+    ERROR_INPUT = 3,    /* requests, checkpoint or another file's content */
+    ERROR_IO = 4,       /* the operating system refused: open, write, rename, disk full */
+    ERROR_MEMORY = 5,   /* an allocation failed or a budget is too small */
+    ERROR_CONFLICT = 6, /* the campaign is locked, or was made with another model or other settings */
+    ERROR_RANKS = 7,    /* another rank failed or did not answer */
+    ERROR_STOPPED = 75, /* stopped by a signal with all finished work kept; run the same command again */
 };
 
 /* Sets this thread's message and returns `code`. */

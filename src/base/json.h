@@ -17,8 +17,9 @@ enum json_kind { JSON_NULL, JSON_FALSE, JSON_TRUE, JSON_NUMBER, JSON_STRING, JSO
 /* One value, immutable, owned by its document. */
 struct json {
     enum json_kind kind;
-    size_t bytes;             /* JSON_STRING: bytes of text; JSON_NUMBER: bytes of its spelling */
-    const char *text;         /* JSON_STRING: unescaped UTF-8, NUL-terminated, may hold NULs; JSON_NUMBER: spelling, NUL-terminated */
+    size_t bytes; /* JSON_STRING: bytes of text; JSON_NUMBER: bytes of its spelling */
+    const char *
+        text; /* JSON_STRING: unescaped UTF-8, NUL-terminated, may hold NULs; JSON_NUMBER: spelling, NUL-terminated */
     size_t count;             /* JSON_ARRAY: elements; JSON_OBJECT: members, duplicates already dropped */
     const struct json *first; /* JSON_ARRAY, JSON_OBJECT: first child or NULL */
     const struct json *next;  /* the next child of the same parent, or NULL */
@@ -38,11 +39,12 @@ enum { JSON_DEPTH_LIMIT = 128 }; /* as serde_json, which the published toolkit u
  * earlier parse are gone. ERROR_INPUT: the message says what is wrong and at which line and column (1-based, in
  * bytes). A byte order mark is refused. Duplicate keys: the last value, at the place of the first. Numbers that
  * do not fit a double ("1e999") are refused. */
-MUST_CHECK enum result json_parse(struct json_document *document, const char *text, size_t bytes,
-    const struct json **root);
+MUST_CHECK enum result json_parse(
+    struct json_document *document, const char *text, size_t bytes, const struct json **root);
 
 /* Reads and parses a whole file; the message names it. */
-MUST_CHECK enum result json_parse_file(struct json_document *document, const char *path, const struct json **root);
+MUST_CHECK enum result json_parse_file(
+    struct json_document *document, const char *path, const struct json **root);
 
 /* The member `key` of an object, or NULL (also when `value` is NULL or no object). O(members). */
 const struct json *json_member(const struct json *value, const char *key);

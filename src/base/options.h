@@ -43,8 +43,8 @@ struct command_usage {
  * `positional` (may be NULL when the command takes none). `options` ends with a NULL name. With --help the usage
  * is printed on standard output and *help_shown is true. ERROR_USAGE names the offending word and how to get
  * help. */
-MUST_CHECK enum result options_parse(const struct command_usage *usage, const struct option *options, int argc,
-    char **argv, struct option_list *positional, bool *help_shown);
+MUST_CHECK enum result options_parse(const struct command_usage *usage, const struct option *options,
+    int argc, char **argv, struct option_list *positional, bool *help_shown);
 
 /* Parses "4G", "512M", "1048576"; used for OPTION_BYTES. */
 MUST_CHECK enum result parse_bytes(const char *text, int64_t *bytes);

@@ -23,8 +23,8 @@ struct block_pool {
 };
 
 /* As many blocks as fit `budget` bytes. ERROR_MEMORY when not even one does or the memory is not to be had. */
-MUST_CHECK enum result block_pool_create(const struct kernels *kernels, int64_t block_bytes, int64_t budget,
-    struct block_pool **pool);
+MUST_CHECK enum result block_pool_create(
+    const struct kernels *kernels, int64_t block_bytes, int64_t budget, struct block_pool **pool);
 void block_pool_free(struct block_pool *pool);
 
 /* A block with one reference, or ERROR_MEMORY when none is unused (the scheduler's reservations prevent that). Content is undefined. */

@@ -30,8 +30,8 @@ struct exchange_options {
 };
 
 /* Memory is sized for most_tokens from every rank. */
-MUST_CHECK enum result exchange_create(struct group *group, const struct exchange_options *options,
-    struct exchange **exchange);
+MUST_CHECK enum result exchange_create(
+    struct group *group, const struct exchange_options *options, struct exchange **exchange);
 void exchange_free(struct exchange *exchange);
 
 /* What arrived for this rank's experts: pairs sorted by expert (local index: 0 is the shard's first), then by source rank,
@@ -46,8 +46,8 @@ struct arrivals {
 
 /* Sends each token's row to the ranks of its experts. rows [tokens, row_bytes] at `stride`; experts and weights [tokens, k],
  * experts ascending within a token. */
-MUST_CHECK enum result exchange_dispatch(struct exchange *exchange, const void *rows, int64_t stride, int32_t tokens,
-    const int32_t *experts, const float *weights, struct arrivals *arrivals);
+MUST_CHECK enum result exchange_dispatch(struct exchange *exchange, const void *rows, int64_t stride,
+    int32_t tokens, const int32_t *experts, const float *weights, struct arrivals *arrivals);
 
 /* Returns expert outputs [pairs, D] (in the order of the arrivals) to the tokens' ranks: out [tokens, k, D] in each token's
  * ascending order of experts. */

@@ -15,7 +15,7 @@ struct rank_options {
     int32_t supernode;        /* ranks of a supernode; 0: all ranks of the run */
     int32_t threads;          /* threads of this rank; 0: its share of the node's cores */
     int32_t deadline_seconds; /* longest wait on other ranks; 0: 600 */
-    bool bind;                /* bind this process to its share of cores (not when the launcher already did) */
+    bool bind; /* bind this process to its share of cores (not when the launcher already did) */
 };
 
 struct group; /* ranks that communicate: an opaque communicator, see collectives.h */
@@ -26,7 +26,7 @@ struct ranks {
     int32_t supernode, supernodes; /* index of this rank's supernode, and how many there are */
     int32_t threads;               /* what this rank should use, >= 1 */
     char host[256];
-    struct group *world;     /* all ranks */
+    struct group *world;           /* all ranks */
     struct group *supernode_group; /* this supernode's ranks */
 };
 

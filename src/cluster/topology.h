@@ -16,16 +16,17 @@ MUST_CHECK enum result topology_load(const char *source, struct topology **topol
 void topology_free(struct topology *topology);
 
 struct rank_place {
-    int32_t first_core, cores; /* logical indices of whole cores; more ranks than cores: cores is 1 and shared */
-    int32_t numa_node;         /* logical index of the memory next to those cores, -1: none known */
-    int32_t accelerator;       /* logical index among the machine's accelerators, -1: none */
-    char cpuset[256];          /* as hwloc prints lists: "0-3,8" */
+    int32_t first_core,
+        cores;           /* logical indices of whole cores; more ranks than cores: cores is 1 and shared */
+    int32_t numa_node;   /* logical index of the memory next to those cores, -1: none known */
+    int32_t accelerator; /* logical index among the machine's accelerators, -1: none */
+    char cpuset[256];    /* as hwloc prints lists: "0-3,8" */
 };
 
 /* Place of rank `node_rank` of `node_ranks` on this machine: next to accelerator node_rank when the machine has as
  * many accelerators as ranks, else an even share of the cores in order. */
-MUST_CHECK enum result topology_place(const struct topology *topology, int32_t node_rank, int32_t node_ranks,
-    struct rank_place *place);
+MUST_CHECK enum result topology_place(
+    const struct topology *topology, int32_t node_rank, int32_t node_ranks, struct rank_place *place);
 
 /* Binds the calling process (and threads it starts later) and its memory to a place. A system that does not support it is a
  * warning, not a failure. */

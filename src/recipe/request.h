@@ -31,7 +31,7 @@ struct sampling {
     int32_t top_logprobs;    /* -1: no log-probabilities; 0..20: that many alternatives a token */
     bool has_seed;
     int64_t seed;
-    bool ignore_eos; /* extension: go on past EOS, until max_tokens or a stop */
+    bool ignore_eos;         /* extension: go on past EOS, until max_tokens or a stop */
     const int32_t *bias_ids; /* logit_bias: ids and values [-100, 100] */
     const float *bias_values;
     int32_t bias_count;
@@ -42,8 +42,8 @@ struct sampling {
 };
 
 struct request {
-    int32_t file;            /* index of the input file */
-    int64_t line;            /* 1-based line of that file, blank lines counted */
+    int32_t file; /* index of the input file */
+    int64_t line; /* 1-based line of that file, blank lines counted */
     struct text_piece custom_id;
     struct text_piece model; /* as the line spells it: answers repeat it */
     bool thinking;           /* prompt ends in <think>: the answer begins with reasoning */
@@ -75,8 +75,8 @@ struct request_options {
 
 struct request_parser;
 
-MUST_CHECK enum result request_parser_create(const struct tokenizer *tokenizer,
-    const struct request_options *options, struct request_parser **parser);
+MUST_CHECK enum result request_parser_create(
+    const struct tokenizer *tokenizer, const struct request_options *options, struct request_parser **parser);
 void request_parser_free(struct request_parser *parser);
 
 /* Parses one line (without its newline). *accepted tells which of request and error was filled. Failure (a result

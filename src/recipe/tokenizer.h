@@ -33,15 +33,16 @@ bool tokenizer_is_special(const struct tokenizer *tokenizer, int32_t id);
 
 /* Appends the ids of `text` with no added-token matching (pre-tokenizer and BPE only): how prompts are encoded.
  * Invalid UTF-8 is ERROR_INPUT with the offset. Linear time in `bytes`. */
-MUST_CHECK enum result tokenizer_encode_plain(const struct tokenizer *tokenizer, const char *text, size_t bytes,
-    struct token_list *ids);
+MUST_CHECK enum result tokenizer_encode_plain(
+    const struct tokenizer *tokenizer, const char *text, size_t bytes, struct token_list *ids);
 /* As `tokenizers`' encode(add_special_tokens=False): added tokens are matched in the text first. */
-MUST_CHECK enum result tokenizer_encode(const struct tokenizer *tokenizer, const char *text, size_t bytes,
-    struct token_list *ids);
+MUST_CHECK enum result tokenizer_encode(
+    const struct tokenizer *tokenizer, const char *text, size_t bytes, struct token_list *ids);
 /* Appends the text of ids: bytes joined, then U+FFFD per maximal invalid subpart; unknown ids vanish. */
 void tokenizer_decode(const struct tokenizer *tokenizer, const int32_t *ids, size_t count, bool skip_special,
     struct buffer *text);
 
-void token_list_append(struct token_list *list, const int32_t *ids, size_t count); /* aborts when out of memory */
+void token_list_append(
+    struct token_list *list, const int32_t *ids, size_t count); /* aborts when out of memory */
 
 #endif
