@@ -129,6 +129,9 @@ struct kernels {
     int32_t threads;             /* threads used by one rank */
 
     /* ---- memory and order ---- */
+    /* A stream owns the scratch memory of its operations; one thread at a time enqueues on it. */
+    enum result (*stream_create)(const struct kernels *self, struct stream **stream);
+    void (*stream_free)(const struct kernels *self, struct stream *stream);
     enum result (*allocate)(
         const struct kernels *self, size_t bytes, void **memory); /* zeroed; 64-byte aligned */
     void (*release)(const struct kernels *self, void *memory);
@@ -162,6 +165,8 @@ struct kernels {
         const void *weight, float eps, float *out);
     /* Encodes float32 rows [tokens, columns]; ROWS_F32 copies. */
     void (*encode)(struct stream *stream, const float *x, int32_t tokens, const struct rows *out);
+    /* The float32 values of encoded rows: out [tokens, columns]. */
+    void (*decode)(struct stream *stream, const struct rows *x, int32_t tokens, float *out);
     /* Encodes and decodes again in place: rows of the values the encoding holds. ROWS_F32: nothing. */
     void (*round)(
         struct stream *stream, float *x, int32_t tokens, int32_t columns, enum row_encoding encoding);
