@@ -1,0 +1,133 @@
+#!/bin/bash
+# Runs a whole campaign on this machine: installs what is missing, builds, and takes the example requests through the
+# embedded model in four separate launches: ingest, prefill, decode, export.
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+
+usage() {
+    cat <<USAGE
+usage: jobs/quickstart.sh [--ranks N] [--campaign DIR] [--requests FILE]
+
+  --ranks N        local MPI ranks for prefill and decode (4)
+  --campaign DIR   where the campaign goes; an unfinished one is resumed
+                   (campaign-quickstart in the source folder, made anew each time)
+  --requests FILE  OpenAI batch lines (inputs/requests.jsonl)
+  --help           this text
+
+The program is built in build/. CMake's and apt-get's output is shown only when they fail.
+USAGE
+}
+
+ranks=4
+campaign=
+requests=$root/inputs/requests.jsonl
+while (($# > 0)); do
+    case "$1" in
+    --help | -h)
+        usage
+        exit 0
+        ;;
+    --ranks | --campaign | --requests)
+        if (($# < 2)); then
+            echo "quickstart: $1 needs a value" >&2
+            exit 2
+        fi
+        case "$1" in
+        --ranks) ranks=$2 ;;
+        --campaign) campaign=$2 ;;
+        --requests) requests=$2 ;;
+        esac
+        shift 2
+        ;;
+    *)
+        echo "quickstart: unknown option $1" >&2
+        usage >&2
+        exit 2
+        ;;
+    esac
+done
+if ! [[ $ranks =~ ^[1-9][0-9]{0,2}$ ]]; then
+    echo "quickstart: --ranks: expected a number from 1 to 999, found '$ranks'" >&2
+    exit 2
+fi
+if ! [[ -r $requests ]]; then
+    echo "quickstart: cannot read $requests" >&2
+    exit 3
+fi
+
+say() {
+    printf '\n== %s\n' "$*"
+}
+
+# Runs a command with its output in a log that is shown only when it fails.
+quietly() {
+    if ! "$@" >"$log" 2>&1; then
+        tail --lines=60 "$log" >&2
+        echo "quickstart: failed: $*" >&2
+        exit 1
+    fi
+}
+
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+SECONDS=0
+
+say "Packages"
+"$root/jobs/install-packages.sh" build
+echo "all there ($SECONDS s)"
+
+say "Build (Release, in $root/build)"
+build_started=$SECONDS
+generator=()
+if ! [[ -e $root/build/CMakeCache.txt ]] && command -v ninja >/dev/null; then
+    generator=(-G Ninja)
+fi
+quietly cmake -S "$root" -B "$root/build" "${generator[@]}" -DCMAKE_BUILD_TYPE=Release -DNOCTURNE_TESTS=OFF \
+    -DNOCTURNE_BENCH=OFF
+quietly cmake --build "$root/build" --parallel "$(nproc)" --target nocturne
+echo "built ($((SECONDS - build_started)) s)"
+campaign_started=$SECONDS
+
+if [[ -z $campaign ]]; then
+    campaign=$root/campaign-quickstart
+    rm -rf "$campaign"
+fi
+nocturne=$root/build/nocturne
+# shellcheck source=jobs/mpi-environment.sh
+source "$root/jobs/mpi-environment.sh"
+
+say "Ingest: batch lines to token ids"
+if [[ -e $campaign/requests.h5 ]]; then
+    echo "$campaign has its requests already; going on with them"
+else
+    "$nocturne" ingest --input "$requests" --model "$root/inputs/nano" --campaign "$campaign"
+fi
+
+for phase in prefill decode; do
+    case $phase in
+    prefill) say "Prefill on $ranks ranks: prompts to sequence states" ;;
+    decode) say "Decode on $ranks ranks: sequence states to answers" ;;
+    esac
+    mpirun -n "$ranks" "$nocturne" "$phase" --campaign "$campaign"
+    "$nocturne" status --campaign "$campaign"
+done
+
+say "Export: OpenAI batch output lines"
+"$nocturne" export --campaign "$campaign"
+
+say "Some answers"
+# The first choice of some answers, without a JSON tool: the text is a JSON string, of which \n and \" are undone.
+sed --quiet --regexp-extended \
+    's/^.*"custom_id": ?"([^"]*)".*"content": ?"(([^"\\]|\\.)*)".*$/\1\t\2/p' "$campaign/results.jsonl" |
+    awk -F '\t' 'NR % 5 == 1 { gsub(/\\n/, "\n    ", $2); gsub(/\\"/, "\"", $2); gsub(/\\\\/, "\\", $2)
+                               printf "%s:\n    %s\n", $1, substr($2, 1, 300) }'
+
+say "Files"
+echo "answers                $campaign/results.jsonl"
+if [[ -e $campaign/errors.jsonl ]]; then
+    echo "refused lines          $campaign/errors.jsonl"
+fi
+echo "answers for analysis   $campaign/results.h5"
+echo "the program            $nocturne"
+echo "campaign $((SECONDS - campaign_started)) s, all $SECONDS s"
