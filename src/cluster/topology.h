@@ -6,21 +6,30 @@
 #include "base/buffer.h"
 #include "base/error.h"
 
-#include <stdint.h> /* int32_t */
+#include <stdbool.h> /* bool */
+#include <stdint.h>  /* int32_t */
 
 struct topology;
 
-/* This machine (NULL), an hwloc XML file (a path that exists), or a synthetic description such as
- * "package:2 numa:4 core:8 pu:1" or hwloc's own syntax. ERROR_USAGE or ERROR_INPUT says what is wrong with it. */
+/* This machine (NULL), an hwloc XML file, a text file with a synthetic description, or such a description itself, for
+ * example "package:2 numa:4 core:8 pu:1". Of this machine only the processors that this process may use are kept.
+ * ERROR_USAGE, ERROR_INPUT or ERROR_IO say what is wrong with it. */
 MUST_CHECK enum result topology_load(const char *source, struct topology **topology);
-void topology_free(struct topology *topology);
+void topology_free(struct topology *topology); /* NULL is allowed */
+
+int32_t topology_cores(const struct topology *topology);
+int32_t topology_accelerators(const struct topology *topology);
+/* Appends a few lines on the machine: packages, cores, memory, accelerators. */
+void topology_describe(const struct topology *topology, struct buffer *out);
 
 struct rank_place {
     int32_t first_core,
         cores;           /* logical indices of whole cores; more ranks than cores: cores is 1 and shared */
+    bool shared;         /* another rank has the same core */
     int32_t numa_node;   /* logical index of the memory next to those cores, -1: none known */
     int32_t accelerator; /* logical index among the machine's accelerators, -1: none */
-    char cpuset[256];    /* as hwloc prints lists: "0-3,8" */
+    char accelerator_name[32]; /* as the operating system or CUDA calls it, "" without one */
+    char cpuset[256];          /* as hwloc prints lists: "0-3,8"; ends in "..." when longer */
 };
 
 /* Place of rank `node_rank` of `node_ranks` on this machine: next to accelerator node_rank when the machine has as

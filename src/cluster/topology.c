@@ -1,0 +1,351 @@
+#include "cluster/topology.h"
+
+#include "base/log.h"
+#include "cluster/exchange.h" /* shard_of */
+
+#include <ctype.h> /* isdigit, isspace */
+#include <errno.h> /* errno */
+#include <hwloc.h>
+#include <stdio.h>  /* FILE */
+#include <stdlib.h> /* calloc, free */
+#include <string.h> /* strchr */
+#include <sys/stat.h>
+
+enum {
+    MOST_PROCESSORS = 1 << 16,     /* of a synthetic description: a typing error must not fill the memory */
+    MOST_DESCRIPTION_BYTES = 4096, /* of a text file */
+    MOST_XML_BYTES = 64 << 20,
+    MOST_ACCELERATORS = 1024,
+};
+
+struct topology {
+    hwloc_topology_t hwloc;
+    bool live; /* this machine: can be bound to */
+    int32_t accelerators;
+    hwloc_obj_t accelerator[MOST_ACCELERATORS];
+};
+
+/* ---- loading ---- */
+
+/* Processors that a synthetic description would make: the product of its counts, outside brackets. */
+static int64_t synthetic_processors(const char *text) {
+    int64_t product = 1;
+    int depth = 0;
+    bool expect_count = true; /* at a word's start or after its colon */
+    for (const char *c = text; *c; c++) {
+        if (strchr("([", *c)) {
+            depth++;
+        } else if (strchr(")]", *c)) {
+            depth -= depth > 0;
+        } else if (depth == 0 && expect_count && isdigit((unsigned char)*c)) {
+            int64_t count = 0;
+            for (; isdigit((unsigned char)*c); c++)
+                count = count > MOST_PROCESSORS ? count : count * 10 + (*c - '0');
+            product = product > MOST_PROCESSORS ? product : product * count;
+            c--;
+        }
+        expect_count = *c == ':' || isspace((unsigned char)*c);
+    }
+    return product;
+}
+
+static enum result set_synthetic(hwloc_topology_t hwloc, const char *text) {
+    int64_t processors = synthetic_processors(text);
+    if (processors > MOST_PROCESSORS)
+        return fail(
+            ERROR_USAGE, "topology '%s': more than %d processors are not supported", text, MOST_PROCESSORS);
+    if (hwloc_topology_set_synthetic(hwloc, text) != 0)
+        return fail(ERROR_USAGE,
+            "topology '%s' is neither a file nor a description of a machine: give an XML file made by "
+            "'lstopo FILE.xml', or "
+            "levels and their counts such as 'package:2 numa:4 core:8 pu:1'",
+            text);
+    return OK;
+}
+
+/* A recorded machine (XML), or a text file whose first line describes one. */
+static enum result set_file(hwloc_topology_t hwloc, const char *path, int64_t bytes) {
+    if (bytes > MOST_XML_BYTES)
+        return fail(ERROR_INPUT, "%s: %lld bytes are too long for a machine's description (at most %d)", path,
+            (long long)bytes, MOST_XML_BYTES);
+    FILE *file = fopen(path, "rb");
+    if (!file)
+        return fail_errno(ERROR_IO, "cannot open topology %s", path);
+    char text[MOST_DESCRIPTION_BYTES + 1];
+    size_t length = fread(text, 1, sizeof text - 1, file);
+    fclose(file);
+    text[length] = '\0';
+    size_t blanks = strspn(text, " \t\r\n");
+    if (text[blanks] == '<') {
+        if (hwloc_topology_set_xml(hwloc, path) != 0)
+            return fail(ERROR_INPUT,
+                "%s: hwloc %d.%d cannot read this XML file: record the machine again with 'lstopo FILE.xml'",
+                path, HWLOC_API_VERSION >> 16, HWLOC_API_VERSION >> 8 & 255);
+        return OK;
+    }
+    text[blanks + strcspn(text + blanks, "\r\n")] = '\0';
+    enum result status = set_synthetic(hwloc, text + blanks);
+    return status == OK ? OK : fail_context(ERROR_INPUT, "%s", path);
+}
+
+static enum result set_source(hwloc_topology_t hwloc, const char *source) {
+    struct stat info;
+    if (stat(source, &info) == 0) {
+        if (!S_ISREG(info.st_mode))
+            return fail(ERROR_USAGE, "topology %s is not a file", source);
+        return set_file(hwloc, source, (int64_t)info.st_size);
+    }
+    size_t length = strlen(source);
+    if (strchr(source, '/') || (length > 4 && !strcmp(source + length - 4, ".xml")))
+        return fail_errno(ERROR_IO, "cannot open topology %s", source);
+    return set_synthetic(hwloc, source);
+}
+
+/* Drops the processors that this process may not use (the launcher's or taskset's choice). */
+static void restrict_to_affinity(hwloc_topology_t hwloc) {
+    hwloc_bitmap_t allowed = hwloc_bitmap_alloc();
+    if (allowed && hwloc_get_cpubind(hwloc, allowed, HWLOC_CPUBIND_PROCESS) == 0 &&
+        !hwloc_bitmap_iszero(allowed) &&
+        !hwloc_bitmap_isincluded(hwloc_topology_get_topology_cpuset(hwloc), allowed) &&
+        hwloc_topology_restrict(hwloc, allowed, HWLOC_RESTRICT_FLAG_ADAPT_IO) != 0)
+        log_warning("hwloc cannot be told which processors this process may use: %s", strerror(errno));
+    hwloc_bitmap_free(allowed);
+}
+
+/* ---- accelerators ---- */
+
+/* The device on the bus that an operating system's name stands for; several names may stand for one. */
+static hwloc_obj_t device_of(hwloc_obj_t object) {
+    return object->parent && object->parent->type == HWLOC_OBJ_PCI_DEVICE ? object->parent : object;
+}
+
+static void add_accelerator(struct topology *topology, hwloc_obj_t object) {
+    for (int32_t i = 0; i < topology->accelerators; i++)
+        if (device_of(topology->accelerator[i]) == device_of(object))
+            return;
+    if (topology->accelerators < MOST_ACCELERATORS)
+        topology->accelerator[topology->accelerators++] = object;
+}
+
+static bool is_compute_device(hwloc_obj_t object) {
+    return object->attr->osdev.type == HWLOC_OBJ_OSDEV_COPROC;
+}
+
+static bool is_managed_gpu(hwloc_obj_t object) {
+    return object->attr->osdev.type == HWLOC_OBJ_OSDEV_GPU && object->name &&
+           (!strncmp(object->name, "nvml", 4) || !strncmp(object->name, "rsmi", 4));
+}
+
+/* Compute devices (CUDA, OpenCL, Level Zero); if hwloc knows none, what NVML or ROCm SMI call GPUs; if it was built
+ * without those, 3D controllers (class 0302) and processing accelerators (1200) on the bus. */
+static void find_accelerators(struct topology *topology) {
+    hwloc_obj_t object = NULL;
+    while ((object = hwloc_get_next_osdev(topology->hwloc, object)))
+        if (is_compute_device(object))
+            add_accelerator(topology, object);
+    if (topology->accelerators)
+        return;
+    while ((object = hwloc_get_next_osdev(topology->hwloc, object)))
+        if (is_managed_gpu(object))
+            add_accelerator(topology, object);
+    if (topology->accelerators)
+        return;
+    while ((object = hwloc_get_next_pcidev(topology->hwloc, object)))
+        if (object->attr->pcidev.class_id == 0x0302 || object->attr->pcidev.class_id == 0x1200)
+            add_accelerator(topology, object);
+}
+
+/* ---- the interface ---- */
+
+enum result topology_load(const char *source, struct topology **loaded) {
+    enum result status = OK;
+    *loaded = NULL;
+    struct topology *topology = calloc(1, sizeof *topology);
+    if (!topology)
+        return fail(ERROR_MEMORY, "out of memory for the machine's topology");
+    if (hwloc_topology_init(&topology->hwloc) != 0) {
+        free(topology);
+        return fail(ERROR_MEMORY, "hwloc cannot start");
+    }
+    topology->live = source == NULL;
+    hwloc_topology_set_io_types_filter(topology->hwloc, HWLOC_TYPE_FILTER_KEEP_IMPORTANT);
+    if (source)
+        TRY_GOTO(status, set_source(topology->hwloc, source), done);
+    if (hwloc_topology_load(topology->hwloc) != 0) {
+        status =
+            source ? fail(ERROR_INPUT,
+                         "topology %s: hwloc finds no machine in it: record it again with 'lstopo FILE.xml'",
+                         source)
+                   : fail_errno(ERROR_INTERNAL, "hwloc cannot read this machine's topology");
+        goto done;
+    }
+    if (topology->live)
+        restrict_to_affinity(topology->hwloc);
+    if (topology_cores(topology) < 1) {
+        status = fail(ERROR_INPUT, "topology %s has no cores", source ? source : "of this machine");
+        goto done;
+    }
+    find_accelerators(topology);
+    *loaded = topology;
+done:
+    if (status != OK)
+        topology_free(topology);
+    return status;
+}
+
+void topology_free(struct topology *topology) {
+    if (!topology)
+        return;
+    hwloc_topology_destroy(topology->hwloc);
+    free(topology);
+}
+
+/* Virtual machines may show processors without cores: each then stands for a core. */
+static hwloc_obj_type_t core_type(const struct topology *topology) {
+    return hwloc_get_nbobjs_by_type(topology->hwloc, HWLOC_OBJ_CORE) > 0 ? HWLOC_OBJ_CORE : HWLOC_OBJ_PU;
+}
+
+int32_t topology_cores(const struct topology *topology) {
+    return hwloc_get_nbobjs_by_type(topology->hwloc, core_type(topology));
+}
+
+int32_t topology_accelerators(const struct topology *topology) {
+    return topology->accelerators;
+}
+
+static hwloc_obj_t core_at(const struct topology *topology, int32_t index) {
+    return hwloc_get_obj_by_type(topology->hwloc, core_type(topology), (unsigned)index);
+}
+
+void topology_describe(const struct topology *topology, struct buffer *out) {
+    hwloc_topology_t hwloc = topology->hwloc;
+    int32_t packages = hwloc_get_nbobjs_by_type(hwloc, HWLOC_OBJ_PACKAGE);
+    int32_t numa_nodes = hwloc_get_nbobjs_by_type(hwloc, HWLOC_OBJ_NUMANODE);
+    int32_t processors = hwloc_get_nbobjs_by_type(hwloc, HWLOC_OBJ_PU);
+    buffer_printf(out, "machine: %d package%s, %d core%s, %d hardware thread%s, %d NUMA node%s", packages,
+        packages == 1 ? "" : "s", topology_cores(topology), topology_cores(topology) == 1 ? "" : "s",
+        processors, processors == 1 ? "" : "s", numa_nodes, numa_nodes == 1 ? "" : "s");
+    uint64_t memory = hwloc_get_root_obj(hwloc)->total_memory;
+    if (memory)
+        buffer_printf(out, ", %.1f GiB of memory", (double)memory / (1 << 30));
+    buffer_append_text(out, "\naccelerators:");
+    for (int32_t i = 0; i < topology->accelerators; i++)
+        buffer_printf(
+            out, " %s", topology->accelerator[i]->name ? topology->accelerator[i]->name : "unnamed");
+    buffer_append_text(out, topology->accelerators ? "\n" : " none\n");
+}
+
+/* ---- places ---- */
+
+/* Cores [*first, *first + *count) below a set of processors: they are neighbours in hwloc's order. */
+static void cores_inside(
+    const struct topology *topology, hwloc_const_cpuset_t set, int32_t *first, int32_t *count) {
+    *first = *count = 0;
+    for (int32_t i = 0; i < topology_cores(topology); i++) {
+        if (!hwloc_bitmap_isincluded(core_at(topology, i)->cpuset, set))
+            continue;
+        if (!*count)
+            *first = i;
+        ++*count;
+    }
+}
+
+/* Share `index` of `shares` of the cores [first, first + count). */
+static void share_cores(
+    int32_t first, int32_t count, int32_t index, int32_t shares, struct rank_place *place) {
+    if (shares <= count) {
+        struct shard shard = shard_of(count, shares, index);
+        place->first_core = first + (int32_t)shard.first;
+        place->cores = (int32_t)shard.count;
+        place->shared = false;
+        return;
+    }
+    int32_t core = shard_owner(shares, count, index);
+    place->first_core = first + core;
+    place->cores = 1;
+    place->shared = shard_of(shares, count, core).count > 1;
+}
+
+/* Next to accelerator `index`; accelerators of one locality share its cores in order. */
+static void place_by_accelerator(const struct topology *topology, int32_t index, struct rank_place *place) {
+    hwloc_obj_t own = hwloc_get_non_io_ancestor_obj(topology->hwloc, topology->accelerator[index]);
+    int32_t before = 0, sharers = 0, first, count;
+    for (int32_t i = 0; i < topology->accelerators; i++) {
+        hwloc_obj_t other = hwloc_get_non_io_ancestor_obj(topology->hwloc, topology->accelerator[i]);
+        if (!hwloc_bitmap_isequal(other->cpuset, own->cpuset))
+            continue;
+        before += i < index;
+        sharers++;
+    }
+    cores_inside(topology, own->cpuset, &first, &count);
+    if (!count) { /* smaller than a core, or without processors: any share will do */
+        before = index;
+        sharers = topology->accelerators;
+        count = topology_cores(topology);
+    }
+    share_cores(first, count, before, sharers, place);
+    place->accelerator = index;
+    const char *name = topology->accelerator[index]->name;
+    snprintf(place->accelerator_name, sizeof place->accelerator_name, "%s", name ? name : "unnamed");
+}
+
+static int32_t numa_node_of(const struct topology *topology, hwloc_const_cpuset_t set) {
+    int32_t nodes = hwloc_get_nbobjs_by_type(topology->hwloc, HWLOC_OBJ_NUMANODE);
+    for (int32_t i = 0; i < nodes; i++) {
+        hwloc_obj_t node = hwloc_get_obj_by_type(topology->hwloc, HWLOC_OBJ_NUMANODE, (unsigned)i);
+        if (hwloc_bitmap_isincluded(set, node->cpuset))
+            return i;
+    }
+    return -1;
+}
+
+/* The processors of a place, or NULL when out of memory. Freed by the caller. */
+static hwloc_bitmap_t place_set(const struct topology *topology, const struct rank_place *place) {
+    hwloc_bitmap_t set = hwloc_bitmap_alloc();
+    for (int32_t i = 0; set && i < place->cores; i++)
+        hwloc_bitmap_or(set, set, core_at(topology, place->first_core + i)->cpuset);
+    return set;
+}
+
+enum result topology_place(
+    const struct topology *topology, int32_t node_rank, int32_t node_ranks, struct rank_place *place) {
+    if (node_rank < 0 || node_rank >= node_ranks)
+        return fail(ERROR_INTERNAL, "rank %d of a node with %d ranks has no place", node_rank, node_ranks);
+    *place = (struct rank_place){.accelerator = -1};
+    if (topology->accelerators == node_ranks)
+        place_by_accelerator(topology, node_rank, place);
+    else
+        share_cores(0, topology_cores(topology), node_rank, node_ranks, place);
+    place->numa_node = numa_node_of(topology, core_at(topology, place->first_core)->cpuset);
+    hwloc_bitmap_t set = place_set(topology, place);
+    if (!set)
+        return fail(ERROR_MEMORY, "out of memory for a set of processors");
+    int length = hwloc_bitmap_list_snprintf(place->cpuset, sizeof place->cpuset, set);
+    if (length >= (int)sizeof place->cpuset)
+        memcpy(place->cpuset + sizeof place->cpuset - 4, "...", 4);
+    hwloc_bitmap_free(set);
+    return OK;
+}
+
+enum result topology_bind(const struct topology *topology, const struct rank_place *place) {
+    if (!topology->live)
+        return fail(ERROR_INTERNAL, "a process cannot be bound to a machine that is only described");
+    hwloc_bitmap_t set = place_set(topology, place);
+    if (!set)
+        return fail(ERROR_MEMORY, "out of memory for a set of processors");
+    if (hwloc_set_cpubind(topology->hwloc, set, HWLOC_CPUBIND_PROCESS) != 0)
+        log_warning("this rank cannot be bound to processors %s: %s", place->cpuset, strerror(errno));
+    /* Not strict: a full node spills over to others. */
+    if (place->numa_node >= 0 && hwloc_get_nbobjs_by_type(topology->hwloc, HWLOC_OBJ_NUMANODE) > 1) {
+        hwloc_obj_t node =
+            hwloc_get_obj_by_type(topology->hwloc, HWLOC_OBJ_NUMANODE, (unsigned)place->numa_node);
+        if (hwloc_set_membind(topology->hwloc, node->nodeset, HWLOC_MEMBIND_BIND,
+                HWLOC_MEMBIND_PROCESS | HWLOC_MEMBIND_BYNODESET) != 0 &&
+            hwloc_set_membind(topology->hwloc, node->nodeset, HWLOC_MEMBIND_BIND,
+                HWLOC_MEMBIND_THREAD | HWLOC_MEMBIND_BYNODESET) != 0)
+            log_warning(
+                "this rank's memory cannot be bound to NUMA node %d: %s", place->numa_node, strerror(errno));
+    }
+    hwloc_bitmap_free(set);
+    return OK;
+}
