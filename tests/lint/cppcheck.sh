@@ -1,0 +1,9 @@
+#!/bin/bash
+# cppcheck over all C files of the product: cppcheck.sh SOURCE_FOLDER BUILD_FOLDER WORK_FOLDER
+set -euo pipefail
+source=$1 work=$3/cppcheck
+cd "$source"
+mkdir -p "$work"
+exec cppcheck --quiet --error-exitcode=1 --enable=warning,performance,portability --inline-suppr --std=c11 \
+    --cppcheck-build-dir="$work" -j "$(nproc)" --suppress=missingIncludeSystem --suppress=unmatchedSuppression \
+    -D_GNU_SOURCE -DNOCTURNE_VERSION='"0"' -I src -I . src kernels

@@ -1,0 +1,36 @@
+#!/bin/bash
+# clang-tidy over all C files of the product: tidy.sh SOURCE_FOLDER BUILD_FOLDER WORK_FOLDER
+# BUILD_FOLDER holds compile_commands.json. A file that passed is not checked again until it, any header or the list of checks
+# changes: WORK_FOLDER/tidy remembers.
+set -euo pipefail
+
+source=$1 build=$2 work=$3/tidy
+cd "$source"
+mkdir -p "$work"
+common=$({
+    cat .clang-tidy
+    find src kernels -name '*.h' -print0 | sort -z | xargs -0 cat
+} | sha256sum | cut -c 1-32)
+
+check() { # FILE
+    local stamp
+    stamp=$work/$(sha256sum "$1" | cut -c 1-32)-$common
+    if [[ -e $stamp ]]; then
+        return 0
+    fi
+    # Its count of suppressed warnings goes to standard error: noise unless it fails.
+    local output
+    if output=$(clang-tidy --quiet -p "$build" "$1" 2>&1); then
+        touch "$stamp"
+    else
+        printf '%s\n' "$output"
+        echo "clang-tidy: $1 failed"
+        return 1
+    fi
+}
+export -f check
+export work common build
+
+# shellcheck disable=SC2016 # the inner shell expands it
+find src kernels -name '*.c' -print0 | sort -z |
+    xargs -0 --max-procs="$(nproc)" --max-args=1 bash -c 'check "$0"'
