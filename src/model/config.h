@@ -6,12 +6,14 @@
 #include "base/error.h"
 
 #include <stdbool.h> /* bool */
+#include <stddef.h>  /* size_t */
 #include <stdint.h>  /* int32_t */
 
 enum {
     MOST_LAYERS = 128, /* num_hidden_layers + n_mtp_layers at most */
     MOST_ENGRAM_LAYERS = 8,
     MOST_ENGRAM_COLUMNS = 64, /* (engram_max_ngram_size - 1) * engram_n_heads at most */
+    MOST_ENGRAM_NGRAM = 8,    /* engram_max_ngram_size at most */
     MOST_STREAMS = 8,         /* hc_mult at most */
 };
 
@@ -67,5 +69,22 @@ struct model_config {
  * topk_method, quantization_config, ...), and for fields that contradict each other (head counts that do not
  * divide, source layers out of order, Engram rows that are not the sum of the primes). */
 MUST_CHECK enum result model_config_load(const char *folder, struct model_config *config);
+
+/* The same from the file's text; `path` is for messages. */
+MUST_CHECK enum result model_config_parse(
+    const char *path, const char *text, size_t bytes, struct model_config *config);
+
+/* The same from the parsed file. */
+struct json;
+MUST_CHECK enum result model_config_read(
+    const char *path, const struct json *root, struct model_config *config);
+
+/* ERROR_INPUT when the file is larger than `most` bytes, so that a wrong file does not fill memory. */
+MUST_CHECK enum result model_file_check_size(const char *path, int64_t most);
+
+/* Columns of an Engram row index: one for each look-back length and head. */
+static inline int32_t engram_columns(const struct model_config *config) {
+    return (config->engram_max_ngram_size - 1) * config->engram_n_heads;
+}
 
 #endif
