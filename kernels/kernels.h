@@ -127,7 +127,6 @@ struct kernels {
     const char *name;            /* "cpu" */
     const char *instruction_set; /* "avx512", "avx2", "generic": part of what makes bits comparable */
     int32_t threads;             /* threads used by one rank */
-    struct stream *stream;       /* the rank's order of work; owned by the backend */
 
     /* ---- memory and order ---- */
     /* A stream owns the scratch memory of its operations; one thread at a time enqueues on it. */
