@@ -16,8 +16,16 @@ struct random_key {
 struct random_key random_key_make(
     int64_t seed, const char *custom_id, size_t custom_id_bytes, int32_t choice);
 
-/* Uniform in [0, 1) for one position of one choice: Philox 4x32-10 of (key, position). */
+/* The counter-based generator Philox 4x32 with 10 rounds. */
+void philox_4x32_10(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]);
+
+/* Uniform in [0, 1) for one position of one choice: 53 bits of Philox 4x32-10 of (key, position). */
 double random_uniform(struct random_key key, uint64_t position);
+
+/* Natural logarithm of the sum of exp(logit), in double, summed in one fixed order with an exponential of our own, so
+ * that bits depend on neither the C library nor the vector width. Non-finite logits count as -infinity; -infinity when none
+ * is finite. */
+double logits_log_sum(const float *logits, int32_t count);
 
 struct sampler; /* scratch memory for one vocabulary size; one a thread */
 MUST_CHECK enum result sampler_create(int32_t vocab_size, struct sampler **sampler);
@@ -33,8 +41,8 @@ struct sampled_token {
 
 /* Chooses the token at `position` (tokens before it: prompt + generated). logits [vocab_size] are not changed.
  * generated [count]: this choice's tokens so far, for the penalties. Greedy at temperature 0 (ties to the lower id). Order:
- * bias and penalties on the logits, then temperature, then top_k, top_p, min_p on the probabilities, then one draw. NaN
- * logits never win; ERROR_INTERNAL when no logit is finite. */
+ * bias and penalties on the logits, then temperature, then top_k, top_p (of what top_k left), min_p on the probabilities, then
+ * one draw. Logits that are not finite never win; ERROR_INTERNAL when none is finite. */
 MUST_CHECK enum result sampler_choose(struct sampler *sampler, const float *logits,
     const struct sampling *sampling, struct random_key key, int64_t position, const int32_t *generated,
     int32_t count, struct sampled_token *token);
