@@ -113,21 +113,22 @@ void group_free(struct group *group) {
     free(group->notes);
     free(group->checks);
     free(group->note_requests);
-    free(group->scratch);
+    free(group->scratch[0]);
+    free(group->scratch[1]);
     free(group);
 }
 
-enum result group_scratch(struct group *group, size_t bytes, void **scratch) {
-    if (bytes > group->scratch_bytes) {
+enum result group_scratch(struct group *group, int32_t which, size_t bytes, void **scratch) {
+    if (bytes > group->scratch_bytes[which]) {
         size_t wanted = (bytes + bytes / 4 + 63) / 64 * 64;
         void *grown = aligned_alloc(64, wanted);
         if (!grown)
             return fail(ERROR_MEMORY, "out of memory: %zu bytes to exchange rows between ranks", wanted);
-        free(group->scratch);
-        group->scratch = grown;
-        group->scratch_bytes = wanted;
+        free(group->scratch[which]);
+        group->scratch[which] = grown;
+        group->scratch_bytes[which] = wanted;
     }
-    *scratch = group->scratch;
+    *scratch = group->scratch[which];
     return OK;
 }
 

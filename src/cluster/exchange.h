@@ -29,13 +29,15 @@ struct exchange_options {
     int32_t columns;           /* D: columns of an expert's float32 output row (combine) */
 };
 
-/* Memory is sized for most_tokens from every rank. */
+/* Memory is sized for most_tokens from every rank; pages that are never needed are never touched. ERROR_USAGE when the
+ * options are impossible. Collective in so far as all ranks must pass the same options (most_tokens too). */
 MUST_CHECK enum result exchange_create(
     struct group *group, const struct exchange_options *options, struct exchange **exchange);
 void exchange_free(struct exchange *exchange);
 
 /* What arrived for this rank's experts: pairs sorted by expert (local index: 0 is the shard's first), then by source rank,
- * then by token. Pointers are the exchange's, valid until its next dispatch. */
+ * then by token. Pointers are the exchange's, valid until its next dispatch, but for this: with one rank row_data
+ * is the `rows` passed in when their stride is row_bytes, so keep those as long as they are needed. */
 struct arrivals {
     int64_t rows;         /* distinct activation rows */
     const void *row_data; /* [rows, row_bytes]; a token sent to several experts of one rank travels once */

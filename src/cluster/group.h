@@ -42,8 +42,8 @@ struct group {
     struct group_note *checks;  /* [size], of the argument comparison */
     MPI_Request *note_requests; /* [size] */
 
-    void *scratch; /* of exchange_fetch_rows; grows to what is needed and stays */
-    size_t scratch_bytes;
+    void *scratch[2]; /* of exchange_fetch_rows; grow to what is needed and stay */
+    size_t scratch_bytes[2];
 };
 
 /* Collective over `communicator`, which the group takes over. Blocking: the caller guards it with its own deadline. */
@@ -66,8 +66,8 @@ MUST_CHECK enum result group_post_send(
 MUST_CHECK enum result group_post_receive(
     struct group *group, const char *what, void *data, int64_t most_bytes, int32_t from, int32_t *count);
 
-/* At least `bytes` of scratch memory, aligned to 64. */
-MUST_CHECK enum result group_scratch(struct group *group, size_t bytes, void **scratch);
+/* At least `bytes` of scratch memory `which` (0 or 1), aligned to 64; what was there is lost. */
+MUST_CHECK enum result group_scratch(struct group *group, int32_t which, size_t bytes, void **scratch);
 
 double cluster_now(void); /* seconds, monotonic */
 
