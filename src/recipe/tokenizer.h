@@ -20,6 +20,9 @@ struct token_list {
  * (BPE without dropout or fallback; the three Split patterns and ByteLevel; ByteLevel decoder) is known, anything
  * else is refused by name. */
 MUST_CHECK enum result tokenizer_load(const char *folder, struct tokenizer **tokenizer);
+/* As tokenizer_load, from a file's text; `name` is what messages call it. The text is not kept. */
+MUST_CHECK enum result tokenizer_load_memory(
+    const char *name, const char *text, size_t bytes, struct tokenizer **tokenizer);
 void tokenizer_free(struct tokenizer *tokenizer);
 
 /* Number of ids (largest id + 1). */
