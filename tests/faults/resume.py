@@ -1,0 +1,262 @@
+"""Stops, refusals and odd campaigns: signals, a second launch while one runs, other settings or another model on resume, more ranks
+than requests, nothing to do.
+
+    resume.py [TEST ...]
+"""
+
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+
+import campaigns
+from campaigns import (
+    CONFLICT,
+    DONE,
+    MODEL,
+    STOPPED,
+    USAGE,
+    Launch,
+    answers,
+    chat,
+    check,
+    compare,
+    exported,
+    fresh_copy,
+    ingest,
+    parts,
+    run,
+    run_each,
+)
+
+RANKS = 2
+
+
+def long_requests(count=24, max_tokens=200):
+    """Work for some seconds: stories that do not end by themselves."""
+    return [
+        json.dumps(chat(f"story-{i}", f"Tell me a story about a fox.", seed=i, max_tokens=max_tokens, ignore_eos=True))
+        for i in range(count)
+    ]
+
+
+def prepared(folder, lines, name="campaign"):
+    requests = campaigns.write_lines(os.path.join(folder, f"{name}.jsonl"), lines)
+    campaign = os.path.join(folder, name)
+    ingest(campaign, requests)
+    return campaign
+
+
+def status(campaign):
+    output, _ = run(["status", "--campaign", campaign, "--json"])
+    return json.loads(output)
+
+
+def stop_by_signal(folder):
+    """SIGTERM, SIGINT or SIGUSR1 at any one rank, or at all: exit 75, finished work kept, and the rerun goes on from there."""
+    template = prepared(folder, long_requests())
+    whole = fresh_copy(template, os.path.join(folder, "whole"))
+    _, seconds = run(["run", "--campaign", whole, "--threads", "1"], RANKS)
+    expected = answers(whole)
+    campaign = os.path.join(folder, "stopped")
+    for number, everyone in ((signal.SIGTERM, False), (signal.SIGTERM, True), (signal.SIGINT, False), (signal.SIGUSR1, True)):
+        for phase in ("run", "prefill"):
+            fresh_copy(template, campaign)
+            arguments = [phase, "--campaign", campaign, "--threads", "1", "--part-seconds", "0", "--batch", "2"]
+            launch = Launch(arguments, RANKS)
+            if phase == "run":  # some results, but not all
+                while launch.process.poll() is None and len(parts(campaign, "results")) < 2:
+                    time.sleep(0.01)
+            else:
+                while launch.process.poll() is None and not parts(campaign, "prefill"):
+                    time.sleep(0.002)
+            ranks = launch.rank_processes()
+            sent = time.monotonic()
+            for pid in ranks if everyone else ranks[:1]:
+                try:
+                    os.kill(pid, number)
+                except ProcessLookupError:
+                    pass
+            code = launch.wait()
+            what = f"{phase}, {signal.Signals(number).name} to {'all' if everyone else 'one'}"
+            if phase == "prefill" and code == DONE:
+                pass  # it was as good as finished
+            else:
+                check(code == STOPPED, f"{what}: exit {code}, expected {STOPPED}\n{launch.output()}")
+            check(time.monotonic() - sent < 20, f"{what}: {time.monotonic() - sent:.0f} s from signal to exit")
+            kept = len(parts(campaign, "results" if phase == "run" else "prefill"))
+            check(kept >= 1, f"{what}: nothing was kept")
+            if phase == "run":
+                output, _ = run(["run", "--campaign", campaign, "--threads", "1"], RANKS)
+                check(len(parts(campaign, "results")) > kept, f"{what}: the rerun made nothing\n{output}")
+            else:
+                run(["prefill", "--campaign", campaign, "--threads", "1"], RANKS)
+                run(["decode", "--campaign", campaign, "--threads", "1"], RANKS)
+            compare(answers(campaign), expected, what)
+    print(f"the whole work takes {seconds:.1f} s")
+
+
+def second_launch(folder):
+    """A launch while another works on the campaign is refused and names the holder; status works all the while."""
+    campaign = prepared(folder, long_requests())
+    first = Launch(["run", "--campaign", campaign, "--threads", "1", "--part-seconds", "0", "--batch", "2"], RANKS)
+    while first.process.poll() is None and not parts(campaign, "results"):
+        time.sleep(0.01)
+    check(first.process.poll() is None, f"the first launch ended too soon\n{first.output()}")
+    output = run_each(["run", "--campaign", campaign], RANKS, CONFLICT)
+    check(os.uname().nodename in output, f"the refusal does not name the holder's host\n{output}")
+    counts = status(campaign)
+    check(counts["total"] == counts["done"] + counts["failed"] + counts["waiting"], f"counts do not add up: {counts}")
+    check(counts["done"] > 0, f"status sees no results: {counts}")
+    code = first.wait()
+    check(code == DONE, f"the first launch: exit {code}\n{first.output()}")
+    counts = status(campaign)
+    check(counts["waiting"] == 0 and counts["total"] == counts["done"] + counts["failed"], f"at the end: {counts}")
+
+
+def other_settings(folder):
+    """Settings that tokens depend on may not change within a campaign, unless --restart makes it anew."""
+    campaign = prepared(folder, campaigns.small_requests(12))
+    run(["prefill", "--campaign", campaign], RANKS)
+    output = run_each(["prefill", "--campaign", campaign, "--all-layers"], RANKS, CONFLICT)
+    check("tail" in output and "--restart" in output, f"the refusal does not name the difference and --restart\n{output}")
+    output, _ = run(["prefill", "--campaign", campaign, "--all-layers", "--restart"], RANKS)
+    run(["decode", "--campaign", campaign, "--all-layers"], RANKS)
+    fresh = prepared(folder, campaigns.small_requests(12), "fresh")
+    run(["run", "--campaign", fresh, "--all-layers"], RANKS)
+    compare(answers(campaign), answers(fresh), "--restart with --all-layers")
+    output = run_each(["run", "--campaign", fresh], RANKS, CONFLICT)
+    check("--restart" in output, f"the refusal does not name --restart\n{output}")
+    run(["run", "--campaign", fresh, "--restart"], RANKS)
+    answers(fresh)
+
+
+def other_layout(folder):
+    """What tokens do not depend on may change: ranks, batch, part length, memory."""
+    campaign = prepared(folder, long_requests(12, 60))
+    whole = fresh_copy(campaign, os.path.join(folder, "whole"))
+    run(["run", "--campaign", whole], 1)
+    launch = Launch(["run", "--campaign", campaign, "--part-seconds", "0", "--batch", "1", "--threads", "1"], 3)
+    while launch.process.poll() is None and len(parts(campaign, "results")) < 2:
+        time.sleep(0.01)
+    launch.kill_all()
+    run(["run", "--campaign", campaign, "--batch", "5", "--kv-memory", "64M"], 2)
+    compare(answers(campaign), answers(whole), "other ranks on resume")
+
+
+def other_model(folder):
+    """Another checkpoint in the same place is refused, and so are other requests."""
+    model = fresh_copy(MODEL, os.path.join(folder, "nano"))
+    requests = campaigns.write_lines(os.path.join(folder, "requests.jsonl"), campaigns.small_requests(12))
+    campaign = os.path.join(folder, "campaign")
+    ingest(campaign, requests, model)
+    run(["prefill", "--campaign", campaign], RANKS)
+    shard = os.path.join(model, "model-00001-of-00002.safetensors")
+    with open(shard, "r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        byte = file.read(1)
+        file.seek(-1, os.SEEK_END)
+        file.write(bytes([byte[0] ^ 1]))
+    for command in ("prefill", "decode", "run"):
+        output = run_each([command, "--campaign", campaign], RANKS, CONFLICT)
+        check("checkpoint" in output or "fingerprint" in output, f"{command}: unclear refusal\n{output}")
+    output, _ = ingest(campaign, requests, model, expect=CONFLICT)
+    check("--restart" in output, f"ingest with another model: the refusal does not name --restart\n{output}")
+    shutil.rmtree(model)
+    shutil.copytree(MODEL, model)
+    run(["decode", "--campaign", campaign], RANKS)
+    other = campaigns.write_lines(os.path.join(folder, "other.jsonl"), campaigns.small_requests(13))
+    ingest(campaign, other, model, expect=CONFLICT)
+    ingest(campaign, requests, model)  # the same again changes nothing
+    run(["export", "--campaign", campaign])
+    ingest(campaign, other, model, extra=["--restart"])
+    check(status(campaign)["done"] == 0, "--restart of ingest keeps old answers")
+
+
+def more_ranks_than_requests(folder):
+    lines = [json.dumps(chat("only", "Define dog.", temperature=0, max_tokens=20))]
+    single = prepared(folder, lines, "single")
+    run(["run", "--campaign", single], 1)
+    expected = answers(single)
+    for name, commands in (("run8", ("run",)), ("staged8", ("prefill", "decode"))):
+        campaign = prepared(folder, lines, name)
+        campaigns.complete(campaign, commands, 8)
+        compare(answers(campaign), expected, name)
+
+
+def nothing_to_do(folder):
+    """No valid request: every phase ends well, and each refused line is in errors.jsonl."""
+    bad = ['{"custom_id": "cut', "[]", "not JSON"]
+    campaign = prepared(folder, bad, "refused")
+    campaigns.complete(campaign, ("prefill", "decode"), RANKS)
+    results, errors = exported(campaign)
+    check((len(results), len(errors)) == (0, 3), f"{len(results)} results and {len(errors)} errors, expected 0 and 3")
+    check(not os.path.exists(os.path.join(campaign, "results.jsonl")) or not results, "results from nowhere")
+    again = prepared(folder, bad, "again")
+    campaigns.complete(again, ("run",), 3)
+    counts = status(again)
+    check(counts["waiting"] == 0 and counts["total"] == counts["done"] + counts["failed"], f"counts: {counts}")
+
+
+def finished_campaign(folder):
+    """All commands once more on a finished campaign change nothing; no error file when no line failed."""
+    lines = [line for line in campaigns.small_requests(8) if "cut off" not in line]
+    campaign = prepared(folder, lines)
+    campaigns.complete(campaign, ("prefill", "decode"), RANKS)
+    expected, files, before = answers(campaign), exported(campaign), parts(campaign, "results")
+    check(not os.path.exists(os.path.join(campaign, "errors.jsonl")), "an error file though no line failed")
+    for command in ("prefill", "decode", "run"):
+        run([command, "--campaign", campaign], RANKS)
+    run(["export", "--campaign", campaign])
+    check(parts(campaign, "results") == before, "parts were added to a finished campaign")
+    compare(answers(campaign), expected, "run again")
+    check(exported(campaign) == files, "exported files changed")
+
+
+def no_campaign(folder):
+    """A folder without requests, and one that is not there."""
+    for campaign in (os.path.join(folder, "absent"), folder):
+        for command in ("prefill", "decode", "run"):
+            launch = Launch([command, "--campaign", campaign], RANKS)
+            code = launch.wait()
+            check(code not in (DONE, STOPPED, 139, 134), f"{command} on {campaign}: exit {code}\n{launch.output()}")
+            check("ingest" in launch.output(), f"{command}: the message does not say to run ingest\n{launch.output()}")
+    run(["prefill"], expect=USAGE)
+    run(["prefill", "--campaign", folder, "--no-such-option"], expect=USAGE)
+
+
+def bare_environment(folder):
+    """HOME that is not there, and one core for all ranks."""
+    campaign = prepared(folder, campaigns.small_requests(8))
+    run(["run", "--campaign", campaign], RANKS, extra_environment={"HOME": "/nonexistent"})
+    answers(campaign)
+    single = prepared(folder, campaigns.small_requests(8), "single")
+    cores = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(cores)})
+        run(["run", "--campaign", single], RANKS)
+    finally:
+        os.sched_setaffinity(0, cores)
+    compare(answers(single), answers(campaign), "one core")
+
+
+TESTS = {
+    test.__name__: test
+    for test in (
+        stop_by_signal,
+        second_launch,
+        other_settings,
+        other_layout,
+        other_model,
+        more_ranks_than_requests,
+        nothing_to_do,
+        finished_campaign,
+        no_campaign,
+        bare_environment,
+    )
+}
+
+if __name__ == "__main__":
+    sys.exit(campaigns.main(TESTS))

@@ -1,0 +1,196 @@
+/* A library for LD_PRELOAD that makes system calls on files below one folder fail, as a full disk, a read-only file system or
+ * missing rights do. Tests run as root too, whom file modes do not stop.
+ *
+ *     NOCTURNE_FAULT_PATH   absolute path of a folder or file; only what lies there is affected
+ *     NOCTURNE_FAULT        full:N       writes of this process fail with ENOSPC once N bytes are written there
+ *                           read-only    opening for writing, making folders, renaming and removing fail with EROFS
+ *                           unreadable   opening fails with EACCES
+ *                           unsynced     fsync fails with EIO
+ */
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+static atomic_llong written;
+
+static bool fault_is(const char *name) {
+    const char *fault = getenv("NOCTURNE_FAULT");
+    return fault != NULL && strncmp(fault, name, strlen(name)) == 0;
+}
+
+static bool below_fault_path(const char *path) {
+    const char *folder = getenv("NOCTURNE_FAULT_PATH");
+    if (folder == NULL || path == NULL)
+        return false;
+    char absolute[PATH_MAX * 2];
+    if (path[0] != '/') {
+        char current[PATH_MAX];
+        if (getcwd(current, sizeof current) == NULL)
+            return false;
+        snprintf(absolute, sizeof absolute, "%s/%s", current, path);
+        path = absolute;
+    }
+    size_t length = strlen(folder);
+    return strncmp(path, folder, length) == 0 && (path[length] == '\0' || path[length] == '/');
+}
+
+static bool descriptor_below_fault_path(int fd) {
+    char link[64], path[PATH_MAX];
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    ssize_t length = readlink(link, path, sizeof path - 1);
+    if (length < 0)
+        return false;
+    path[length] = '\0';
+    return below_fault_path(path);
+}
+
+/* The path that (folder, path) of an ...at call names. */
+static bool at_below_fault_path(int folder, const char *path) {
+    if (path[0] == '/' || folder == AT_FDCWD)
+        return below_fault_path(path);
+    return descriptor_below_fault_path(folder);
+}
+
+static void *next(const char *name) {
+    void *function = dlsym(RTLD_NEXT, name);
+    if (function == NULL)
+        abort();
+    return function;
+}
+
+static bool refuse_open(int folder, const char *path, int flags) {
+    bool writes = (flags & O_ACCMODE) != O_RDONLY || (flags & (O_CREAT | O_TRUNC)) != 0;
+    if (writes && fault_is("read-only") && at_below_fault_path(folder, path)) {
+        errno = EROFS;
+        return true;
+    }
+    if (fault_is("unreadable") && at_below_fault_path(folder, path)) {
+        errno = EACCES;
+        return true;
+    }
+    return false;
+}
+
+static bool refuse_change(const char *path) {
+    if (!fault_is("read-only") || !below_fault_path(path))
+        return false;
+    errno = EROFS;
+    return true;
+}
+
+/* How many of `bytes` may be written; 0 with errno set when the disk is full. */
+static size_t room(int fd, size_t bytes) {
+    if (bytes == 0 || !fault_is("full:") || !descriptor_below_fault_path(fd))
+        return bytes;
+    long long limit = atoll(getenv("NOCTURNE_FAULT") + strlen("full:"));
+    long long before = atomic_fetch_add(&written, (long long)bytes);
+    if (before + (long long)bytes <= limit)
+        return bytes;
+    if (before < limit)
+        return (size_t)(limit - before);
+    errno = ENOSPC;
+    return 0;
+}
+
+#define OPEN(name)                                                                                           \
+    int name(const char *path, int flags, ...) {                                                             \
+        va_list arguments;                                                                                   \
+        va_start(arguments, flags);                                                                          \
+        mode_t mode = (flags & (O_CREAT | O_TMPFILE)) ? va_arg(arguments, mode_t) : 0;                       \
+        va_end(arguments);                                                                                   \
+        if (refuse_open(AT_FDCWD, path, flags))                                                              \
+            return -1;                                                                                       \
+        return ((int (*)(const char *, int, ...))next(#name))(path, flags, mode);                            \
+    }
+OPEN(open)
+OPEN(open64)
+
+#define OPENAT(name)                                                                                         \
+    int name(int folder, const char *path, int flags, ...) {                                                 \
+        va_list arguments;                                                                                   \
+        va_start(arguments, flags);                                                                          \
+        mode_t mode = (flags & (O_CREAT | O_TMPFILE)) ? va_arg(arguments, mode_t) : 0;                       \
+        va_end(arguments);                                                                                   \
+        if (refuse_open(folder, path, flags))                                                                \
+            return -1;                                                                                       \
+        return ((int (*)(int, const char *, int, ...))next(#name))(folder, path, flags, mode);               \
+    }
+OPENAT(openat)
+OPENAT(openat64)
+
+#define FOPEN(name)                                                                                          \
+    FILE *name(const char *path, const char *mode) {                                                         \
+        if (refuse_open(AT_FDCWD, path, strpbrk(mode, "wa+") != NULL ? O_WRONLY | O_CREAT : O_RDONLY))       \
+            return NULL;                                                                                     \
+        return ((FILE * (*)(const char *, const char *)) next(#name))(path, mode);                           \
+    }
+FOPEN(fopen)
+FOPEN(fopen64)
+
+ssize_t write(int fd, const void *data, size_t bytes) {
+    size_t allowed = room(fd, bytes);
+    if (allowed == 0 && bytes > 0)
+        return -1;
+    return ((ssize_t(*)(int, const void *, size_t))next("write"))(fd, data, allowed);
+}
+
+#define PWRITE(name, offset_type)                                                                            \
+    ssize_t name(int fd, const void *data, size_t bytes, offset_type offset) {                               \
+        size_t allowed = room(fd, bytes);                                                                    \
+        if (allowed == 0 && bytes > 0)                                                                       \
+            return -1;                                                                                       \
+        return ((ssize_t(*)(int, const void *, size_t, offset_type))next(#name))(fd, data, allowed, offset); \
+    }
+PWRITE(pwrite, off_t)
+PWRITE(pwrite64, off64_t)
+
+ssize_t writev(int fd, const struct iovec *pieces, int count) {
+    for (int i = 0; i < count; i++)
+        if (pieces[i].iov_len > 0)
+            return write(fd, pieces[i].iov_base, pieces[i].iov_len);
+    return 0;
+}
+
+int mkdir(const char *path, mode_t mode) {
+    return refuse_change(path) ? -1 : ((int (*)(const char *, mode_t))next("mkdir"))(path, mode);
+}
+
+int unlink(const char *path) {
+    return refuse_change(path) ? -1 : ((int (*)(const char *))next("unlink"))(path);
+}
+
+int rename(const char *from, const char *to) {
+    return refuse_change(to) ? -1 : ((int (*)(const char *, const char *))next("rename"))(from, to);
+}
+
+int renameat2(int from_folder, const char *from, int to_folder, const char *to, unsigned flags) {
+    if (refuse_change(to))
+        return -1;
+    return ((int (*)(int, const char *, int, const char *, unsigned))next("renameat2"))(
+        from_folder, from, to_folder, to, flags);
+}
+
+static bool refuse_sync(int fd) {
+    if (!fault_is("unsynced") || !descriptor_below_fault_path(fd))
+        return false;
+    errno = EIO;
+    return true;
+}
+
+int fsync(int fd) {
+    return refuse_sync(fd) ? -1 : ((int (*)(int))next("fsync"))(fd);
+}
+
+int fdatasync(int fd) {
+    return refuse_sync(fd) ? -1 : ((int (*)(int))next("fdatasync"))(fd);
+}
