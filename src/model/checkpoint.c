@@ -328,7 +328,7 @@ static enum result check_tensor(void *context, const struct expected_tensor *exp
         return fail(ERROR_INPUT, "%s: tensor %s is missing: config.json calls for one of %s, shape %s",
             checkpoint->folder, expected->name, tensor_dtype_name(expected->dtype), wanted);
     const char *shard = checkpoint->shards[tensor->shard].name;
-    if (tensor->dtype != expected->dtype)
+    if (tensor->dtype != expected->dtype && !(expected->or_bf16 && tensor->dtype == TENSOR_BF16))
         return fail(ERROR_INPUT, "%s/%s: tensor %s: expected dtype %s, found %s%s", checkpoint->folder, shard,
             tensor->name, tensor_dtype_name(expected->dtype), tensor_dtype_name(tensor->dtype),
             expected->dtype == TENSOR_F8_E8M0 ? ": unknown layout of scales. " KNOWN_LAYOUT : "");

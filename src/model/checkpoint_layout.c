@@ -2,6 +2,7 @@
 
 #include <stdarg.h> /* va_list */
 #include <stdio.h>  /* vsnprintf */
+#include <string.h> /* strstr */
 
 struct layout {
     const struct model_config *config;
@@ -24,6 +25,8 @@ static void put(struct layout *layout, enum tensor_dtype dtype, int32_t dimensio
     va_start(arguments, format);
     vsnprintf(tensor.name, sizeof tensor.name, format, arguments);
     va_end(arguments);
+    /* Stored as F32 by some writers; the published model's total of bytes fits BF16 only. */
+    tensor.or_bf16 = strstr(tensor.name, ".confidence_head.") != NULL;
     layout->status = layout->visit(layout->context, &tensor);
 }
 

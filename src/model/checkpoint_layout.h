@@ -6,11 +6,13 @@
 #include "model/config.h"
 #include "model/safetensors.h" /* enum tensor_dtype */
 
-#include <stdint.h> /* int32_t, int64_t */
+#include <stdbool.h> /* bool */
+#include <stdint.h>  /* int32_t, int64_t */
 
 struct expected_tensor {
     char name[128];
     enum tensor_dtype dtype;
+    bool or_bf16;       /* BF16 is accepted too */
     int32_t dimensions; /* 1 or 2 */
     int64_t shape[2];   /* shape[1] is 1 when there is one dimension */
 };
