@@ -71,11 +71,16 @@ enum engine_phase { ENGINE_PREFILL, ENGINE_DECODE, ENGINE_RUN };
 
 /* Where work comes from. `next` gives the next request of this rank (and in ENGINE_DECODE its state), *index = -1 when
  * there is none left; the engine holds one that does not fit yet, and gives each back through `release` when it is done with it
- * (state may be NULL). */
+ * (either may be NULL: a state is given back as soon as it is loaded). */
 struct engine_source {
     void *context;
     enum result (*next)(void *context, int64_t *index, struct request **request, struct state_record **state);
     void (*release)(void *context, struct request *request, struct state_record *state);
+};
+
+struct engine_counts {
+    int64_t steps, prompt_tokens, generated_tokens, finished, failed;
+    int64_t waiting; /* admitted and not finished */
 };
 
 /* Where outcomes go. Pointers are valid during the call only. */
@@ -83,12 +88,9 @@ struct engine_sink {
     void *context;
     enum result (*result)(void *context, const struct request_result *result);
     enum result (*state)(void *context, const struct state_record *state); /* ENGINE_PREFILL */
-    enum result (*step_end)(void *context); /* after each step: flush parts when it is time, progress */
-};
-
-struct engine_counts {
-    int64_t steps, prompt_tokens, generated_tokens, finished, failed,
-        waiting; /* of this rank; waiting: admitted and not finished */
+    /* After each step: flush parts when it is time, progress. `world` is the sum over all ranks as of the step's agreement
+     * (steps: of one rank). */
+    enum result (*step_end)(void *context, const struct engine_counts *world);
 };
 
 struct engine_options {
@@ -102,10 +104,11 @@ struct engine_options {
     bool all_layers;     /* prefill: run all layers on all tokens instead of the tail */
 };
 
-/* Runs until no rank has work, or a stop is asked for (signals_stop_requested on any rank: agreed at a step's end; *stopped is then true and
- * unfinished requests are simply not in the sink). Collective over the run; every step has one agreement (work left, stop, errors),
- * so a rank without work takes part and an error on one rank ends all with its message. */
+/* Runs until no rank has work, or a stop is asked for (signals_stop_requested on any rank: agreed at a step's begin; *stopped is
+ * then true and unfinished requests are simply not in the sink). Collective over the run; every step has one agreement (work
+ * left, stop, errors), so a rank without work takes part and an error on one rank ends all with its message. *world are the
+ * counts of all ranks at the end. */
 MUST_CHECK enum result engine_run(const struct engine_options *options, const struct engine_source *source,
-    const struct engine_sink *sink, struct engine_counts *counts, bool *stopped);
+    const struct engine_sink *sink, struct engine_counts *world, bool *stopped);
 
 #endif

@@ -1,0 +1,334 @@
+#include "schedule/admission.h"
+
+#include <stdio.h>  /* snprintf */
+#include <stdlib.h> /* calloc */
+#include <time.h>   /* clock_gettime */
+
+enum { READS_A_STEP = 64 };
+
+double wall_clock(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+void admission_begin(struct admission *admission, const struct engine_options *options,
+    const struct engine_source *source, const struct engine_sink *sink, struct engine_counts *counts) {
+    const struct model_config *config = model_config(options->model);
+    *admission = (struct admission){
+        .options = options,
+        .source = source,
+        .sink = sink,
+        .counts = counts,
+        .rules = {options->tokenizer, config->eos_token_id, model_options(options->model)->context},
+        .tail = options->all_layers ? 0 : config->sliding_window,
+        .blocks_total = model_blocks(options->model),
+    };
+    admission->last = &admission->first;
+}
+
+static void free_active(struct admission *admission, struct active_request *active) {
+    struct model *model = admission->options->model;
+    sequence_free(model, active->prompt);
+    for (int32_t i = 0; i < active->choice_count; i++) {
+        sequence_free(model, active->choices[i].sequence);
+        choice_free(&active->choices[i]);
+    }
+    free(active->choices);
+    stop_strings_free(active->stops);
+    admission->source->release(admission->source->context, active->request, NULL);
+    free(active);
+}
+
+static void release_state(struct admission *admission) {
+    if (admission->held_state)
+        admission->source->release(admission->source->context, NULL, admission->held_state);
+    admission->held_state = NULL;
+}
+
+void admission_end(struct admission *admission) {
+    release_state(admission);
+    if (admission->held)
+        free_active(admission, admission->held);
+    while (admission->first) {
+        struct active_request *next = admission->first->next;
+        free_active(admission, admission->first);
+        admission->first = next;
+    }
+}
+
+bool admission_has_work(const struct admission *admission) {
+    return admission->first || admission->held || !admission->source_ended;
+}
+
+/* ---- refusals ---- */
+
+struct refusal {
+    const char *code;
+    char message[512];
+};
+
+static enum result send_refusal(
+    struct admission *admission, const struct active_request *active, const struct refusal *refusal) {
+    const struct request_result result = {
+        .request = active->index,
+        .error_code = refusal->code,
+        .error_status = 400,
+        .error_type = "invalid_request_error",
+        .error_message = refusal->message,
+        .prompt_tokens = active->request->token_count,
+        .finished_at = wall_clock(),
+    };
+    admission->counts->failed++;
+    return admission->sink->result(admission->sink->context, &result);
+}
+
+/* Whether the request can be run at all, however empty the machine is. */
+static bool is_refused(
+    const struct admission *admission, const struct active_request *active, struct refusal *refusal) {
+    const struct request *request = active->request;
+    int32_t vocab_size = model_config(admission->options->model)->vocab_size;
+    if (request->token_count < 1 || request->token_count >= admission->rules.context) {
+        refusal->code = "context_length_exceeded";
+        snprintf(refusal->message, sizeof refusal->message,
+            "The prompt has %d tokens; this model's context of %d tokens must hold the prompt and one token "
+            "more.",
+            request->token_count, admission->rules.context);
+        return true;
+    }
+    for (int32_t i = 0; i < request->token_count; i++)
+        if (request->token_ids[i] < 0 || request->token_ids[i] >= vocab_size) {
+            refusal->code = "invalid_token_id";
+            snprintf(refusal->message, sizeof refusal->message,
+                "Token %d of the prompt is %d, which is outside the model's vocabulary of %d tokens.", i,
+                request->token_ids[i], vocab_size);
+            return true;
+        }
+    if (active->blocks > admission->blocks_total) {
+        double block = (double)model_bytes(admission->options->model).kv / (double)admission->blocks_total;
+        refusal->code = "kv_memory_exceeded";
+        snprintf(refusal->message, sizeof refusal->message,
+            "The prompt of %d tokens with up to %d generated tokens and %d choices needs %lld key/value "
+            "blocks (%.1f "
+            "MiB), but a rank has %lld (%.1f MiB). Raise --kv-memory, or lower max_tokens or n.",
+            request->token_count, request->sampling.max_tokens, active->choice_count,
+            (long long)active->blocks, (double)active->blocks * block / 1048576,
+            (long long)admission->blocks_total, (double)admission->blocks_total * block / 1048576);
+        return true;
+    }
+    return false;
+}
+
+/* ---- taking requests ---- */
+
+/* The blocks a request may need at most. Prefill ends at the prompt and has one sequence whatever n is. */
+static void reserve_worst_case(const struct admission *admission, struct active_request *active) {
+    const struct engine_options *options = admission->options;
+    const struct request *request = active->request;
+    int64_t tokens = request->token_count, choices = 1;
+    if (options->phase != ENGINE_PREFILL) {
+        tokens += request->sampling.max_tokens;
+        choices = active->choice_count;
+    }
+    if (tokens > admission->rules.context)
+        tokens = admission->rules.context;
+    bool loaded = options->phase == ENGINE_DECODE;
+    active->blocks_each = sequence_blocks(
+        options->model, tokens, loaded ? 1 : options->step_tokens, loaded ? 0 : admission->tail);
+    active->blocks = active->blocks_each * choices;
+}
+
+static enum result prepare_active(struct admission *admission, struct active_request *active) {
+    const struct sampling *sampling = &active->request->sampling;
+    active->choices = calloc((size_t)sampling->choices, sizeof *active->choices);
+    if (!active->choices)
+        return fail(ERROR_MEMORY, "out of memory for the %d choices of a request", sampling->choices);
+    active->choice_count = active->unfinished = sampling->choices;
+    TRY(stop_strings_create(sampling->stops, sampling->stop_count, &active->stops));
+    for (int32_t i = 0; i < active->choice_count; i++)
+        TRY(choice_begin(
+            &active->choices[i], active->request, i, admission->options->campaign_seed, active->stops));
+    reserve_worst_case(admission, active);
+    return OK;
+}
+
+/* Reads the next request into `held`. */
+static enum result read_next(struct admission *admission) {
+    struct active_request *active = calloc(1, sizeof *active);
+    if (!active)
+        return fail(ERROR_MEMORY, "out of memory for a request in work");
+    const struct engine_source *source = admission->source;
+    struct state_record *state = NULL;
+    enum result status = source->next(source->context, &active->index, &active->request, &state);
+    if (status != OK || active->index < 0) {
+        admission->source_ended = true;
+        free(active);
+        return status;
+    }
+    admission->held = active;
+    admission->held_state = state;
+    return prepare_active(admission, active);
+}
+
+/* In prefill a request takes one sequence and the token budget is the limit; else its choices fill the batch. */
+static bool has_room(const struct admission *admission, const struct active_request *active) {
+    const struct engine_options *options = admission->options;
+    if (!admission->first)
+        return true;
+    if (admission->blocks_reserved + active->blocks > admission->blocks_total)
+        return false;
+    if (options->phase == ENGINE_PREFILL)
+        return admission->prompt_left < options->step_tokens;
+    return admission->choices + active->choice_count <= options->batch;
+}
+
+static enum result load_state(struct admission *admission, struct active_request *active) {
+    const struct state_record *state = admission->held_state;
+    const struct request *request = active->request;
+    if (state->tokens != request->token_count || state->choice_count != active->choice_count)
+        return fail(ERROR_INPUT,
+            "the saved state of request %lld is of %d tokens and %d choices, the request of %d and "
+            "%d: its prefill part is of another campaign; run prefill --restart",
+            (long long)active->index, state->tokens, state->choice_count, request->token_count,
+            active->choice_count);
+    int32_t vocab_size = model_config(admission->options->model)->vocab_size;
+    for (int32_t i = 0; i < active->choice_count; i++) {
+        const struct first_token *token = &state->first_tokens[i];
+        if (token->id < 0 || token->id >= vocab_size ||
+            token->top_logprobs != active->choices[i].top_logprobs)
+            return fail(ERROR_INPUT,
+                "the saved first token of request %lld is %d with %d alternatives, expected one of "
+                "%d with %d: run prefill --restart",
+                (long long)active->index, token->id, token->top_logprobs, vocab_size,
+                active->choices[i].top_logprobs);
+        TRY(choice_add(&active->choices[i], &admission->rules, request, active->stops, token));
+        admission->counts->generated_tokens++;
+    }
+    active->decoding = true;
+    active->prompt_done = request->token_count;
+    enum result status =
+        sequence_load(admission->options->model, state->tokens, state->sections, &active->prompt);
+    if (status != OK)
+        return fail_context(status, "request %lld", (long long)active->index);
+    release_state(admission);
+    for (int32_t i = 0; i < active->choice_count; i++)
+        if (active->choices[i].finished)
+            admission_choice_finished(admission, active, &active->choices[i]);
+    TRY(admission_fork(admission, active));
+    return active->unfinished ? OK : admission_answer(admission, active);
+}
+
+static enum result admit_held(struct admission *admission) {
+    struct active_request *active = admission->held;
+    admission->held = NULL;
+    *admission->last = active;
+    admission->last = &active->next;
+    admission->blocks_reserved += active->blocks;
+    admission->choices += active->choice_count;
+    admission->counts->waiting++;
+    if (admission->options->phase == ENGINE_DECODE)
+        return load_state(admission, active);
+    admission->prompt_left += active->request->token_count;
+    return sequence_create(admission->options->model, &active->prompt);
+}
+
+enum result admission_fill(struct admission *admission) {
+    for (int reads = 0; reads < READS_A_STEP; reads++) {
+        if (!admission->held && !admission->source_ended)
+            TRY(read_next(admission));
+        if (!admission->held)
+            return OK;
+        struct refusal refusal;
+        if (is_refused(admission, admission->held, &refusal)) {
+            struct active_request *refused = admission->held;
+            admission->held = NULL;
+            release_state(admission);
+            enum result status = send_refusal(admission, refused, &refusal);
+            free_active(admission, refused);
+            TRY(status);
+            continue;
+        }
+        if (!has_room(admission, admission->held))
+            return OK;
+        TRY(admit_held(admission));
+        admission_drop_finished(admission); /* all of its choices may have ended with their first token */
+    }
+    return OK;
+}
+
+/* ---- the way out ---- */
+
+void admission_choice_finished(
+    struct admission *admission, struct active_request *active, struct choice *choice) {
+    sequence_free(admission->options->model, choice->sequence);
+    choice->sequence = NULL;
+    active->unfinished--;
+    active->blocks -= active->blocks_each;
+    admission->blocks_reserved -= active->blocks_each;
+    admission->choices--;
+}
+
+enum result admission_fork(struct admission *admission, struct active_request *active) {
+    struct model *model = admission->options->model;
+    int32_t left = active->unfinished;
+    for (int32_t i = 0; i < active->choice_count; i++) {
+        struct choice *choice = &active->choices[i];
+        if (choice->finished)
+            continue;
+        if (--left == 0) {
+            choice->sequence = active->prompt;
+            active->prompt = NULL;
+        } else {
+            TRY(sequence_fork(model, active->prompt, &choice->sequence));
+        }
+    }
+    sequence_free(model, active->prompt);
+    active->prompt = NULL;
+    return OK;
+}
+
+enum result admission_answer(struct admission *admission, const struct active_request *active) {
+    size_t count = (size_t)active->choice_count;
+    struct choice_result *choices = calloc(count, sizeof *choices);
+    struct buffer *texts = calloc(count, sizeof *texts);
+    enum result status = OK;
+    if (!choices || !texts)
+        TRY_GOTO(status, fail(ERROR_MEMORY, "out of memory for an answer with %zu choices", count), done);
+    for (size_t i = 0; i < count; i++) {
+        choice_describe(&active->choices[i], &admission->rules, &choices[i], &texts[i]);
+        choices[i].text = (struct text_piece){texts[i].data ? texts[i].data : "", texts[i].bytes};
+    }
+    const struct request_result result = {
+        .request = active->index,
+        .prompt_tokens = active->request->token_count,
+        .choice_count = active->choice_count,
+        .choices = choices,
+        .finished_at = wall_clock(),
+    };
+    admission->counts->finished++;
+    status = admission->sink->result(admission->sink->context, &result);
+done:
+    for (size_t i = 0; texts && i < count; i++)
+        buffer_free(&texts[i]);
+    free(texts);
+    free(choices);
+    return status;
+}
+
+void admission_drop_finished(struct admission *admission) {
+    bool prefill = admission->options->phase == ENGINE_PREFILL;
+    struct active_request **link = &admission->first;
+    while (*link) {
+        struct active_request *active = *link;
+        if (!active->decoding || (active->unfinished && !prefill)) {
+            link = &active->next;
+            continue;
+        }
+        *link = active->next;
+        admission->blocks_reserved -= active->blocks;
+        admission->choices -= active->unfinished;
+        admission->counts->waiting--;
+        free_active(admission, active);
+    }
+    admission->last = link;
+}

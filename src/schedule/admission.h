@@ -1,0 +1,68 @@
+/* Which requests a rank works on: admitted in the source's order while their key/value blocks are sure to suffice. */
+#ifndef NOCTURNE_SCHEDULE_ADMISSION_H
+#define NOCTURNE_SCHEDULE_ADMISSION_H
+
+#include "base/error.h"
+#include "schedule/choices.h"
+#include "schedule/engine.h"
+
+#include <stdbool.h> /* bool */
+#include <stdint.h>  /* int32_t, int64_t */
+
+/* A request in work. */
+struct active_request {
+    struct active_request *next;
+    int64_t index; /* in requests.h5 */
+    struct request *request;
+    struct stop_strings *stops;
+    struct sequence *prompt; /* the sequence while the prompt runs, and until the choices have their own */
+    int32_t prompt_done;     /* prompt tokens run */
+    bool decoding;           /* the choices' first tokens are there */
+    int32_t choice_count, unfinished;
+    struct choice *choices; /* [choice_count] */
+    int64_t blocks_each;    /* reserved for each unfinished choice */
+    int64_t blocks;         /* still reserved */
+};
+
+/* The requests in work and what they have reserved. */
+struct admission {
+    const struct engine_options *options;
+    const struct engine_source *source;
+    const struct engine_sink *sink;
+    struct engine_counts *counts;
+    struct answer_rules rules;
+    int32_t tail;
+    int64_t blocks_total, blocks_reserved;
+    int32_t choices;              /* unfinished ones of all requests in work */
+    int64_t prompt_left;          /* prompt tokens not run yet */
+    struct active_request *first; /* in order of admission */
+    struct active_request **last; /* where the next one is linked */
+    struct active_request *held;  /* read, but there is no room yet */
+    struct state_record *held_state;
+    bool source_ended;
+};
+
+void admission_begin(struct admission *admission, const struct engine_options *options,
+    const struct engine_source *source, const struct engine_sink *sink, struct engine_counts *counts);
+void admission_end(struct admission *admission); /* gives everything back, whatever state it is in */
+
+/* Takes requests from the source while there is room for them; refused ones go to the sink as error records. At most a fixed
+ * number at a time, so that other ranks do not wait long. */
+MUST_CHECK enum result admission_fill(struct admission *admission);
+/* Whether a request is in work, or may follow. */
+bool admission_has_work(const struct admission *admission);
+
+/* A choice has just finished: frees its state and reservation. */
+void admission_choice_finished(
+    struct admission *admission, struct active_request *active, struct choice *choice);
+/* Sends the answer of a request whose choices have all finished. */
+MUST_CHECK enum result admission_answer(struct admission *admission, const struct active_request *active);
+/* Drops the requests that are through: prompt saved (ENGINE_PREFILL), or all choices finished. */
+void admission_drop_finished(struct admission *admission);
+
+/* Gives each unfinished choice its own copy of the prompt's sequence; the last one takes it over. */
+MUST_CHECK enum result admission_fork(struct admission *admission, struct active_request *active);
+
+double wall_clock(void); /* Unix seconds */
+
+#endif
