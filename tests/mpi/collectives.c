@@ -68,12 +68,11 @@ static enum result test_broadcast(struct group *group, uint64_t trial) {
 static enum result test_all_gather(struct group *group, uint64_t trial) {
     int32_t size = group_size(group), own = group_rank(group);
     int64_t bytes = (int64_t)(random_at(trial, 3) % 5000);
-    int64_t counts[64], total = 0, most = 5000;
+    int64_t counts[64], most = 5000;
     for (int32_t r = 0; r < size; r++) {
         counts[r] = (int64_t)(random_at(trial, 10 + (uint64_t)r) % (uint64_t)most);
         if (random_at(trial, 100 + (uint64_t)r) % 3 == 0)
             counts[r] = 0;
-        total += counts[r];
     }
     unsigned char *mine = calloc((size_t)most, 1), *all = calloc((size_t)(size * most + 1), 1);
     if (!mine || !all) {
