@@ -1,0 +1,204 @@
+/* The CPU backend: memory, streams and the choice of the instruction set. */
+#include "kernels/cpu/backend.h"
+
+#include "base/error.h"
+
+#include <omp.h>      /* omp_get_max_threads */
+#include <stdbool.h>  /* bool */
+#include <stdio.h>    /* fprintf */
+#include <stdlib.h>   /* aligned_alloc, abort */
+#include <string.h>   /* memcpy, memset, strcmp */
+#include <sys/mman.h> /* mmap */
+
+enum {
+    ALIGNMENT = 64,
+    MAPPED_OFFSET = 4096,     /* the header's page in front of a mapping */
+    LEAST_MAPPED = 256 << 10, /* larger allocations are mapped, so that untouched pages cost nothing */
+};
+
+/* Stands in the ALIGNMENT bytes before each allocation. */
+struct allocation_header {
+    size_t mapped; /* bytes of the mapping, 0: from aligned_alloc */
+};
+
+/* ---- memory ---- */
+
+static enum result cpu_allocate(const struct kernels *self, size_t bytes, void **memory) {
+    (void)self;
+    *memory = NULL;
+    if (bytes > SIZE_MAX - 2 * MAPPED_OFFSET)
+        return fail(ERROR_MEMORY, "cannot allocate %zu bytes", bytes);
+    uint8_t *base;
+    size_t mapped = 0;
+    size_t offset = ALIGNMENT;
+    if (bytes >= LEAST_MAPPED) {
+        offset = MAPPED_OFFSET;
+        mapped = bytes + MAPPED_OFFSET;
+        base = mmap(NULL, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (base == MAP_FAILED)
+            return fail_errno(ERROR_MEMORY,
+                "cannot reserve %zu bytes of memory; lower --kv-memory or use more "
+                "ranks",
+                bytes);
+    } else {
+        size_t rounded = (bytes + 2 * ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+        base = aligned_alloc(ALIGNMENT, rounded);
+        if (base == NULL)
+            return fail_errno(ERROR_MEMORY, "cannot allocate %zu bytes", bytes);
+        memset(base, 0, rounded);
+    }
+    struct allocation_header *header = (struct allocation_header *)(base + offset - ALIGNMENT);
+    header->mapped = mapped;
+    *memory = base + offset;
+    return OK;
+}
+
+static void cpu_release(const struct kernels *self, void *memory) {
+    (void)self;
+    if (memory == NULL)
+        return;
+    const struct allocation_header *header = (const void *)((uint8_t *)memory - ALIGNMENT);
+    size_t mapped = header->mapped;
+    if (mapped > 0)
+        munmap((uint8_t *)memory - MAPPED_OFFSET, mapped);
+    else
+        free((uint8_t *)memory - ALIGNMENT);
+}
+
+static void cpu_copy(struct stream *stream, void *to, const void *from, size_t bytes) {
+    (void)stream;
+    if (bytes > 0)
+        memcpy(to, from, bytes);
+}
+
+static void cpu_synchronize(struct stream *stream) {
+    (void)stream; /* work was done inline */
+}
+
+/* Weights are used where they lie. */
+static enum result cpu_place(const struct kernels *self, const struct matrix *host, struct matrix *placed) {
+    (void)self;
+    *placed = *host;
+    return OK;
+}
+
+/* ---- streams ---- */
+
+static enum result cpu_stream_create(const struct kernels *self, struct stream **stream) {
+    *stream = calloc(1, sizeof **stream);
+    if (*stream == NULL)
+        return fail_errno(ERROR_MEMORY, "cannot allocate a stream");
+    (*stream)->threads = self->threads;
+    return OK;
+}
+
+static void cpu_stream_free(const struct kernels *self, struct stream *stream) {
+    if (stream == NULL)
+        return;
+    for (int32_t i = 0; i < SCRATCH_AREAS; i++)
+        self->release(self, stream->scratch[i].memory);
+    free(stream);
+}
+
+void *stream_scratch(struct stream *stream, enum scratch_area area, size_t bytes) {
+    struct scratch *scratch = &stream->scratch[area];
+    if (scratch->bytes >= bytes && scratch->memory != NULL)
+        return scratch->memory;
+    cpu_release(NULL, scratch->memory);
+    size_t grown =
+        bytes + bytes / 4 + ALIGNMENT; /* some room, lest slowly growing shapes allocate each time */
+    if (cpu_allocate(NULL, grown, &scratch->memory) != OK) {
+        fprintf(stderr, "nocturne: no memory for the work of an operation: %s\n", error_message());
+        abort();
+    }
+    scratch->bytes = grown;
+    return scratch->memory;
+}
+
+/* ---- choice of the instruction set ---- */
+
+struct instruction_set {
+    const char *name;
+    bool (*is_supported)(void);
+    void (*fill)(struct kernels *kernels); /* sets the operations */
+};
+
+#define DECLARE_SET(name) void PASTE_SET(fill_operations, name)(struct kernels * kernels)
+
+#ifdef HAVE_CPU_avx512
+DECLARE_SET(avx512);
+static bool supports_avx512(void) {
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512cd");
+}
+#endif
+#ifdef HAVE_CPU_avx2
+DECLARE_SET(avx2);
+static bool supports_avx2(void) {
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
+}
+#endif
+DECLARE_SET(generic);
+static bool supports_generic(void) {
+    return true;
+}
+
+/* Best first. */
+static const struct instruction_set instruction_sets[] = {
+#ifdef HAVE_CPU_avx512
+    {"avx512", supports_avx512, fill_operations_avx512},
+#endif
+#ifdef HAVE_CPU_avx2
+    {"avx2", supports_avx2, fill_operations_avx2},
+#endif
+    {"generic", supports_generic, fill_operations_generic},
+};
+
+enum { INSTRUCTION_SETS = sizeof instruction_sets / sizeof instruction_sets[0], MOST_THREADS = 4096 };
+
+static enum result find_instruction_set(const char *name, const struct instruction_set **found) {
+    bool is_known = false;
+    for (int32_t i = 0; i < INSTRUCTION_SETS; i++) {
+        const struct instruction_set *set = &instruction_sets[i];
+        bool is_named = name == NULL || strcmp(set->name, name) == 0;
+        is_known = is_known || is_named;
+        if (is_named && set->is_supported()) {
+            *found = set;
+            return OK;
+        }
+    }
+    return fail(ERROR_USAGE,
+        "instruction set \"%s\": %s; give avx512, avx2 or generic, or none for the best one", name,
+        is_known ? "this processor does not have it" : "this build does not have it");
+}
+
+enum result kernels_cpu_create(int32_t threads, const char *instruction_set, const struct kernels **kernels) {
+    *kernels = NULL;
+    if (threads < 0 || threads > MOST_THREADS)
+        return fail(ERROR_USAGE, "thread count %d: expected 0 to %d", threads, MOST_THREADS);
+    const struct instruction_set *set = NULL;
+    TRY(find_instruction_set(instruction_set, &set));
+    struct kernels *table = calloc(1, sizeof *table);
+    if (table == NULL)
+        return fail_errno(ERROR_MEMORY, "cannot allocate the CPU backend");
+    table->name = "cpu";
+    table->instruction_set = set->name;
+    table->threads = threads > 0 ? threads : omp_get_max_threads();
+    table->stream_create = cpu_stream_create;
+    table->stream_free = cpu_stream_free;
+    table->allocate = cpu_allocate;
+    table->release = cpu_release;
+    table->copy_in = cpu_copy;
+    table->copy_out = cpu_copy;
+    table->copy = cpu_copy;
+    table->synchronize = cpu_synchronize;
+    table->place = cpu_place;
+    set->fill(table);
+    *kernels = table;
+    return OK;
+}
+
+void kernels_cpu_free(const struct kernels *kernels) {
+    free((void *)kernels);
+}

@@ -1,0 +1,48 @@
+/* What the CPU backend's operations share: the stream with its threads and scratch memory.
+ *
+ * Every file in operations/ is compiled once per instruction set; FOR_SET gives a function the name of its set.
+ */
+#ifndef NOCTURNE_CPU_BACKEND_H
+#define NOCTURNE_CPU_BACKEND_H
+
+#include "kernels/kernels.h"
+
+#include <stddef.h> /* size_t */
+#include <stdint.h> /* int32_t, int64_t */
+
+/* Scratch areas of a stream. An operation uses areas of its own, so that one may call another. */
+enum scratch_area {
+    SCRATCH_INPUT,   /* decoded input rows of products and experts */
+    SCRATCH_WEIGHTS, /* one tile of decoded weights per thread */
+    SCRATCH_HIDDEN,  /* experts: rounded hidden rows */
+    SCRATCH_TASKS,   /* lists of work items */
+    SCRATCH_ROWS,    /* decoded key/value rows */
+    SCRATCH_SCORES,  /* attention and index scores */
+    SCRATCH_TURNS,   /* sines and cosines */
+    SCRATCH_MIX,     /* products of the stream mixers */
+    SCRATCH_AREAS,
+};
+
+struct scratch {
+    void *memory;
+    size_t bytes;
+};
+
+/* The CPU backend runs work inline: a stream is only the thread count and the scratch memory. */
+struct stream {
+    int32_t threads;
+    struct scratch scratch[SCRATCH_AREAS];
+};
+
+/* At least `bytes` of 64-byte aligned memory, its content undefined; valid until the area is asked for again. Grows on
+ * first use and is kept for the stream's life. Ends the program with a message when the machine has no memory, for
+ * operations return nothing. */
+void *stream_scratch(struct stream *stream, enum scratch_area area, size_t bytes);
+
+#define PASTE_SET_(name, set) name##_##set
+#define PASTE_SET(name, set) PASTE_SET_(name, set)
+#ifdef INSTRUCTION_SET
+#define FOR_SET(name) PASTE_SET(name, INSTRUCTION_SET)
+#endif
+
+#endif
