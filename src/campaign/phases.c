@@ -1,0 +1,486 @@
+/* prefill, decode and run: from a campaign's requests, over ranks, to states and results.
+ *
+ * Rank 0 takes the campaign's lock, sweeps and reads what is done; all ranks then read requests and states and write parts of their
+ * own. Each stage that may fail on one rank alone is agreed by all, so that nobody waits for a rank that has gone. */
+#include "campaign/phases.h"
+
+#include "base/buffer.h"
+#include "base/log.h"
+#include "base/signals.h"
+#include "campaign/campaign.h"
+#include "campaign/launch.h"
+#include "campaign/progress.h"
+#include "campaign/requests.h"
+#include "campaign/results.h"
+#include "campaign/share.h"
+#include "campaign/states.h"
+#include "cluster/collectives.h"
+#include "model/sequence.h"
+#include "schedule/engine.h"
+
+#include <stdio.h>  /* snprintf */
+#include <stdlib.h> /* calloc, realpath */
+#include <string.h> /* memset */
+
+enum {
+    IDENTITY_VERSION = 1, /* of everything that tokens depend on and the other words do not say */
+    DEFAULT_BATCH = 64,
+    DEFAULT_STEP_TOKENS = 512,
+    DEFAULT_PART_SECONDS = 30,
+    PART_BYTES = 128 << 20, /* a part is written when it holds this much */
+};
+
+struct phase_options {
+    const char *campaign, *model;
+    int64_t batch, step_tokens, part_seconds;
+    bool all_layers, restart;
+    struct launch_options launch;
+};
+
+struct phase {
+    enum engine_phase kind;
+    const char *name;
+    const struct phase_options *options;
+    struct launch launch;
+    struct campaign *campaign;
+    struct requests *requests;
+    struct states *states;
+    struct results_writer *results_writer;
+    struct states_writer *states_writer;
+    char identity[512];
+    struct buffer settings;
+    char *model_folder;                     /* absolute */
+    uint8_t *has_result, *has_state, *todo; /* [total] */
+    int64_t total, done_before, todo_count, without_state;
+    int64_t *share; /* indices of this rank's requests */
+    int64_t share_count, next;
+    int64_t lost_states;                /* of this rank: found damaged when they were read */
+    double results_since, states_since; /* when the oldest pending record came; 0: none is pending */
+    struct phase_progress progress;
+};
+
+/* ---- source and sink of the engine ---- */
+
+static enum result source_next(
+    void *context, int64_t *index, struct request **request, struct state_record **state) {
+    struct phase *phase = context;
+    *request = NULL;
+    *state = NULL;
+    while (phase->next < phase->share_count) {
+        *index = phase->share[phase->next++];
+        if (phase->kind == ENGINE_DECODE) {
+            enum result status = states_read(phase->states, *index, state);
+            if (status == ERROR_INPUT) {
+                log_warning(
+                    "%s: request %lld is left for a later prefill", error_message(), (long long)*index);
+                phase->lost_states++;
+                continue;
+            }
+            TRY(status);
+        }
+        return requests_read(phase->requests, *index, request);
+    }
+    *index = -1;
+    return OK;
+}
+
+static void source_release(void *context, struct request *request, struct state_record *state) {
+    (void)context;
+    requests_release(request);
+    if (state)
+        states_release(state);
+}
+
+static enum result sink_result(void *context, const struct request_result *result) {
+    struct phase *phase = context;
+    if (phase->results_since == 0)
+        phase->results_since = monotonic_seconds();
+    return results_writer_add(phase->results_writer, result);
+}
+
+static enum result sink_state(void *context, const struct state_record *state) {
+    struct phase *phase = context;
+    if (phase->states_since == 0)
+        phase->states_since = monotonic_seconds();
+    return states_writer_add(phase->states_writer, state);
+}
+
+static enum result flush_results(struct phase *phase) {
+    phase->results_since = 0;
+    return results_writer_flush(phase->results_writer);
+}
+
+static enum result flush_states(struct phase *phase) {
+    phase->states_since = 0;
+    return states_writer_flush(phase->states_writer);
+}
+
+static bool is_old(const struct phase *phase, double since) {
+    return since > 0 && monotonic_seconds() - since >= (double)phase->options->part_seconds;
+}
+
+static enum result sink_step_end(void *context, const struct engine_counts *world) {
+    struct phase *phase = context;
+    if (is_old(phase, phase->results_since) ||
+        results_writer_pending_bytes(phase->results_writer) >= PART_BYTES)
+        TRY(flush_results(phase));
+    if (phase->states_writer && (is_old(phase, phase->states_since) ||
+                                    states_writer_pending_bytes(phase->states_writer) >= PART_BYTES))
+        TRY(flush_states(phase));
+    if (phase->launch.ranks.rank == 0)
+        progress_update(&phase->progress, world);
+    return OK;
+}
+
+/* ---- opening the campaign ---- */
+
+static bool is_first(const struct phase *phase) {
+    return phase->launch.ranks.rank == 0;
+}
+
+static enum result agree(struct phase *phase, enum result own) {
+    return ranks_agree(phase->launch.ranks.world, own);
+}
+
+static enum result open_campaign(struct phase *phase) {
+    const char *folder = phase->options->campaign;
+    TRY(agree(phase, is_first(phase) ? campaign_open(folder, CAMPAIGN_WORK, false, &phase->campaign) : OK));
+    TRY(agree(phase, is_first(phase) ? OK : campaign_open(folder, CAMPAIGN_READ, false, &phase->campaign)));
+    TRY(agree(phase, requests_open(folder, &phase->requests)));
+    phase->total = requests_count(phase->requests);
+    return OK;
+}
+
+static enum result find_model_folder(struct phase *phase) {
+    const char *folder =
+        phase->options->model ? phase->options->model : requests_model_folder(phase->requests);
+    phase->model_folder = realpath(folder, NULL);
+    if (!phase->model_folder)
+        return fail_errno(ERROR_INPUT,
+            "%s: cannot open the model's folder (if it has moved, say where with --model)", folder);
+    return OK;
+}
+
+/* All that tokens depend on, as words. */
+static void make_identity(struct phase *phase) {
+    char tail[32] = "all-layers";
+    if (!phase->options->all_layers)
+        snprintf(tail, sizeof tail, "%d", checkpoint_config(phase->launch.checkpoint)->sliding_window);
+    snprintf(phase->identity, sizeof phase->identity,
+        "version=%d requests=%s fingerprint=%s backend=%s/%s mode=rounded tail=%s", IDENTITY_VERSION,
+        requests_identity(phase->requests), checkpoint_fingerprint(phase->launch.checkpoint),
+        phase->launch.kernels->name, phase->launch.kernels->instruction_set, tail);
+}
+
+/* The options in effect, as a line of JSON. */
+static void make_settings(struct phase *phase, const struct model_options *model) {
+    const struct phase_options *o = phase->options;
+    struct buffer *line = &phase->settings;
+    buffer_printf(line, "{\"batch\": %lld, \"step_tokens\": %d, \"step_sequences\": %d, \"all_layers\": %s, ",
+        (long long)o->batch, model->step_tokens, model->step_sequences, o->all_layers ? "true" : "false");
+    buffer_printf(line, "\"kv_memory\": %lld, \"threads\": %d, \"part_seconds\": %lld, \"kernels\": ",
+        (long long)model->kv_bytes, phase->launch.ranks.threads, (long long)o->part_seconds);
+    buffer_append_json_string(
+        line, phase->launch.kernels->instruction_set, strlen(phase->launch.kernels->instruction_set));
+    buffer_append_text(line, "}");
+}
+
+/* decode leaves the states alone: they are its input. */
+static enum result sweep(struct phase *phase) {
+    bool restart = phase->options->restart;
+    TRY(campaign_sweep(phase->campaign, "prefill", phase->identity, restart && phase->kind != ENGINE_DECODE));
+    return campaign_sweep(phase->campaign, "results", phase->identity, restart);
+}
+
+static enum result read_done(struct phase *phase) {
+    int64_t count;
+    TRY(campaign_done(phase->campaign, "results", phase->total, phase->has_result, &count));
+    return campaign_done(phase->campaign, "prefill", phase->total, phase->has_state, &count);
+}
+
+static enum result allocate_lists(struct phase *phase) {
+    size_t size = (size_t)phase->total + 1;
+    phase->has_result = calloc(size, 1);
+    phase->has_state = calloc(size, 1);
+    phase->todo = calloc(size, 1);
+    if (!phase->has_result || !phase->has_state || !phase->todo)
+        return fail(ERROR_MEMORY, "out of memory for the lists of %lld requests", (long long)phase->total);
+    return OK;
+}
+
+/* What is left to do: prefill makes missing states, decode takes those that are there, run goes from the prompts. */
+static void choose_requests(struct phase *phase) {
+    for (int64_t i = 0; i < phase->total; i++) {
+        bool done = phase->has_result[i] || (phase->kind == ENGINE_PREFILL && phase->has_state[i]);
+        phase->done_before += done;
+        bool lacks_state = phase->kind == ENGINE_DECODE && !done && !phase->has_state[i];
+        phase->without_state += lacks_state;
+        phase->todo[i] = !done && !lacks_state;
+        phase->todo_count += phase->todo[i];
+    }
+}
+
+static enum result take_share(struct phase *phase) {
+    const int32_t *lengths;
+    TRY(requests_lengths(phase->requests, &lengths));
+    return share_requests(phase->todo, lengths, phase->total, phase->launch.ranks.rank,
+        phase->launch.ranks.count, &phase->share, &phase->share_count);
+}
+
+static enum result find_work(struct phase *phase) {
+    struct group *world = phase->launch.ranks.world;
+    TRY(agree(phase, is_first(phase) ? sweep(phase) : OK));
+    TRY(agree(phase, allocate_lists(phase)));
+    TRY(agree(phase, is_first(phase) ? read_done(phase) : OK));
+    if (phase->total > 0) {
+        TRY(group_broadcast(
+            world, "start: requests with results", 0, phase->has_result, (size_t)phase->total));
+        TRY(group_broadcast(world, "start: requests with states", 0, phase->has_state, (size_t)phase->total));
+    }
+    choose_requests(phase);
+    return agree(phase, take_share(phase));
+}
+
+/* ---- writers ---- */
+
+static enum result open_files(struct phase *phase) {
+    const struct phase_options *o = phase->options;
+    const struct provenance provenance = {
+        .command = phase->name,
+        .model_folder = phase->model_folder,
+        .fingerprint = checkpoint_fingerprint(phase->launch.checkpoint),
+        .identity = phase->identity,
+        .settings = phase->settings.data,
+        .ranks = phase->launch.ranks.count,
+        .supernode = phase->launch.ranks.count / phase->launch.ranks.supernodes,
+    };
+    int32_t section_count, rank = phase->launch.ranks.rank;
+    const struct state_section *sections = model_state_sections(phase->launch.model, &section_count);
+    TRY(results_writer_create(o->campaign, rank, &provenance, &phase->results_writer));
+    if (phase->kind == ENGINE_PREFILL)
+        TRY(states_writer_create(
+            o->campaign, rank, &provenance, sections, section_count, &phase->states_writer));
+    if (phase->kind == ENGINE_DECODE)
+        TRY(states_open(o->campaign, phase->total, sections, section_count, &phase->states));
+    return OK;
+}
+
+/* After a failure elsewhere: this rank's finished work is kept if that is possible, the first message stays. */
+static void flush_quietly(struct phase *phase) {
+    char message[4096];
+    snprintf(message, sizeof message, "%s", error_message());
+    enum result status = phase->results_writer ? flush_results(phase) : OK;
+    if (status == OK && phase->states_writer)
+        status = flush_states(phase);
+    if (status != OK)
+        log_verbose("finished work could not be kept: %s", error_message());
+    (void)fail(ERROR_INTERNAL, "%s", message); /* only puts the message back */
+}
+
+static enum result flush_all(struct phase *phase) {
+    TRY(flush_results(phase));
+    return phase->states_writer ? flush_states(phase) : OK;
+}
+
+/* ---- a phase ---- */
+
+static enum result create_model(struct phase *phase) {
+    const struct phase_options *o = phase->options;
+    int64_t sequences = o->batch;
+    if (phase->kind != ENGINE_DECODE) /* prompts share a step with decoding sequences, or with each other */
+        sequences += DEFAULT_BATCH;
+    if (sequences > o->step_tokens)
+        sequences = o->step_tokens;
+    struct model_options model = {
+        .mode = MODE_ROUNDED,
+        .step_tokens = (int32_t)o->step_tokens,
+        .step_sequences = (int32_t)sequences,
+    };
+    TRY(launch_model(&phase->launch, &o->launch, &model));
+    make_settings(phase, &model);
+    return launch_describe(&phase->launch);
+}
+
+static void announce(struct phase *phase) {
+    progress_begin(&phase->progress, phase->campaign, phase->name, phase->total, phase->done_before,
+        phase->launch.ranks.count, phase->options->launch.quiet);
+    log_info("%s: %lld requests, %lld done before, %lld to do", phase->name, (long long)phase->total,
+        (long long)phase->done_before, (long long)phase->todo_count);
+}
+
+static enum result run_engine(struct phase *phase, struct engine_counts *world, bool *stopped) {
+    const struct engine_options engine = {
+        .phase = phase->kind,
+        .ranks = &phase->launch.ranks,
+        .model = phase->launch.model,
+        .tokenizer = phase->launch.tokenizer,
+        .campaign_seed = requests_seed(phase->requests),
+        .batch = (int32_t)phase->options->batch,
+        .step_tokens = (int32_t)phase->options->step_tokens,
+        .all_layers = phase->options->all_layers,
+    };
+    const struct engine_source source = {phase, source_next, source_release};
+    const struct engine_sink sink = {phase, sink_result, sink_state, sink_step_end};
+    return engine_run(&engine, &source, &sink, world, stopped);
+}
+
+/* The same end on all ranks. */
+static enum result conclude(struct phase *phase, bool stopped) {
+    int64_t lost = phase->lost_states;
+    TRY(group_sum(phase->launch.ranks.world, "end: lost states", &lost, 1));
+    enum result status = OK;
+    if (stopped)
+        status = fail(ERROR_STOPPED,
+            "%s: stopped by %s; all finished work is kept, and the same command goes on from here",
+            phase->name, *signals_name() ? signals_name() : "a signal on another rank");
+    else if (phase->without_state + lost > 0)
+        status = fail(ERROR_INPUT,
+            "%s: %lld of %lld requests have neither a result nor a usable state in prefill/: run "
+            "'nocturne prefill --campaign %s' to make the missing states, then decode again",
+            phase->options->campaign, (long long)(phase->without_state + lost), (long long)phase->total,
+            phase->options->campaign);
+    return agree(phase, status);
+}
+
+static enum result do_phase(struct phase *phase) {
+    const struct phase_options *o = phase->options;
+    TRY(launch_begin(&o->launch, &phase->launch));
+    TRY(open_campaign(phase));
+    TRY(agree(phase, find_model_folder(phase)));
+    TRY(launch_open(&phase->launch, &o->launch, phase->model_folder, requests_fingerprint(phase->requests)));
+    make_identity(phase);
+    TRY(find_work(phase));
+    TRY(create_model(phase));
+    TRY(agree(phase, open_files(phase)));
+    if (is_first(phase))
+        announce(phase);
+    struct engine_counts world = {0};
+    bool stopped = false;
+    enum result status = run_engine(phase, &world, &stopped);
+    if (status != OK) {
+        flush_quietly(phase);
+        return status;
+    }
+    TRY(agree(phase, flush_all(phase)));
+    if (is_first(phase))
+        progress_finish(&phase->progress, &world, !stopped);
+    return conclude(phase, stopped);
+}
+
+static void free_phase(struct phase *phase) {
+    states_close(phase->states);
+    results_writer_free(phase->results_writer);
+    states_writer_free(phase->states_writer);
+    requests_close(phase->requests);
+    campaign_close(phase->campaign);
+    buffer_free(&phase->settings);
+    free(phase->model_folder);
+    free(phase->has_result);
+    free(phase->has_state);
+    free(phase->todo);
+    free(phase->share);
+}
+
+static enum result run_phase(enum engine_phase kind, const struct phase_options *options) {
+    static const char *const names[] = {"prefill", "decode", "run"};
+    struct phase phase;
+    memset(&phase, 0, sizeof phase);
+    phase.kind = kind;
+    phase.name = names[kind];
+    phase.options = options;
+    enum result status = do_phase(&phase);
+    free_phase(&phase);
+    return launch_end(&phase.launch, status);
+}
+
+/* ---- command lines ---- */
+
+enum { PHASE_OPTIONS = 7 };
+
+static void phase_option_rows(struct phase_options *o, struct option *row) {
+    const struct option rows[PHASE_OPTIONS] = {
+        {.name = "campaign",
+            .kind = OPTION_TEXT,
+            .value = &o->campaign,
+            .placeholder = "DIR",
+            .required = true,
+            .help = "the campaign's folder, made by ingest"},
+        {.name = "model",
+            .kind = OPTION_TEXT,
+            .value = &o->model,
+            .placeholder = "DIR",
+            .help = "where the checkpoint is now (default: where ingest found it)"},
+        {.name = "batch",
+            .kind = OPTION_COUNT,
+            .value = &o->batch,
+            .placeholder = "N",
+            .least = 1,
+            .most = 1 << 16,
+            .help = "most sequences a rank decodes at once (default: 64)"},
+        {.name = "step-tokens",
+            .kind = OPTION_COUNT,
+            .value = &o->step_tokens,
+            .placeholder = "N",
+            .least = 1,
+            .most = 1 << 20,
+            .help = "most tokens a rank runs in one step (default: 512)"},
+        {.name = "all-layers",
+            .kind = OPTION_FLAG,
+            .value = &o->all_layers,
+            .help = "run all layers on all prompt tokens, not only on each prompt's tail"},
+        {.name = "restart",
+            .kind = OPTION_FLAG,
+            .value = &o->restart,
+            .help = "drop what this and later phases have made, and begin anew"},
+        {.name = "part-seconds",
+            .kind = OPTION_COUNT,
+            .value = &o->part_seconds,
+            .placeholder = "N",
+            .least = 0,
+            .most = 1 << 30,
+            .help = "finished work is written to a file at least that often (default: 30)"},
+    };
+    memcpy(row, rows, sizeof rows);
+}
+
+static enum result phase_command(
+    enum engine_phase kind, const struct command_usage *usage, int argc, char **argv) {
+    struct phase_options options = {
+        .batch = DEFAULT_BATCH,
+        .step_tokens = DEFAULT_STEP_TOKENS,
+        .part_seconds = DEFAULT_PART_SECONDS,
+    };
+    struct option table[PHASE_OPTIONS + LAUNCH_OPTIONS + 1];
+    phase_option_rows(&options, table);
+    launch_option_rows(&options.launch, table + PHASE_OPTIONS);
+    bool help_shown;
+    TRY(options_parse(usage, table, argc, argv, NULL, &help_shown));
+    return help_shown ? OK : run_phase(kind, &options);
+}
+
+static const char run_notes[] = "Started on several ranks by mpirun or srun, or alone. SIGTERM, SIGINT and "
+                                "SIGUSR1 end it early with all finished\n"
+                                "work kept; the same command then goes on.";
+
+enum result command_prefill(int argc, char **argv) {
+    const struct command_usage usage = {.name = "prefill",
+        .summary = "Runs the prompts of a campaign and writes the state and first token of each to prefill/.",
+        .notes = run_notes};
+    return phase_command(ENGINE_PREFILL, &usage, argc, argv);
+}
+
+enum result command_decode(int argc, char **argv) {
+    const struct command_usage usage = {.name = "decode",
+        .summary =
+            "Generates the answers from the states that prefill has written, and writes them to results/.",
+        .notes = run_notes};
+    return phase_command(ENGINE_DECODE, &usage, argc, argv);
+}
+
+enum result command_run(int argc, char **argv) {
+    const struct command_usage usage = {.name = "run",
+        .summary = "Runs prompts and generates the answers in one launch, without files between; writes to "
+                   "results/.",
+        .notes = run_notes};
+    return phase_command(ENGINE_RUN, &usage, argc, argv);
+}

@@ -1,0 +1,110 @@
+#include "campaign/progress.h"
+
+#include "base/log.h"
+
+#include <stdio.h>  /* fprintf, snprintf */
+#include <time.h>   /* clock_gettime */
+#include <unistd.h> /* isatty */
+
+static const double WRITE_SECONDS = 2, LINE_SECONDS = 10, TERMINAL_SECONDS = 0.5;
+
+double monotonic_seconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+void progress_begin(struct phase_progress *progress, const struct campaign *campaign, const char *phase,
+    int64_t total, int64_t done_before, int32_t ranks, bool quiet) {
+    *progress = (struct phase_progress){
+        .campaign = campaign,
+        .phase = phase,
+        .total = total,
+        .done_before = done_before,
+        .ranks = ranks,
+        .terminal = isatty(STDERR_FILENO),
+        .quiet = quiet,
+        .begun = monotonic_seconds(),
+    };
+    progress->shown = progress->begun;
+    progress_update(progress, &(struct engine_counts){0});
+}
+
+static void write_file(
+    const struct phase_progress *progress, const struct engine_counts *counts, double now, bool finished) {
+    const struct progress file = {
+        .phase = progress->phase,
+        .total = progress->total,
+        .done = progress->done_before + counts->finished,
+        .failed = counts->failed,
+        .prompt_tokens = counts->prompt_tokens,
+        .generated_tokens = counts->generated_tokens,
+        .seconds = now - progress->begun,
+        .ranks = progress->ranks,
+        .finished = finished,
+    };
+    campaign_write_progress(progress->campaign, &file);
+}
+
+/* "3 h 05 min", "2 min 10 s", "9 s" */
+static void format_duration(double seconds, char *text, size_t size) {
+    long long whole = (long long)(seconds + 0.5);
+    if (whole >= 3600)
+        snprintf(text, size, "%lld h %02lld min", whole / 3600, whole % 3600 / 60);
+    else if (whole >= 60)
+        snprintf(text, size, "%lld min %02lld s", whole / 60, whole % 60);
+    else
+        snprintf(text, size, "%lld s", whole);
+}
+
+/* A decode run has no prompts to show, a prefill run no generated tokens. */
+static void format_line(const struct phase_progress *progress, const struct engine_counts *counts, double now,
+    char *text, size_t size) {
+    double seconds = now - progress->begun + 1e-9;
+    int64_t ended = counts->finished + counts->failed;
+    int used = snprintf(text, size, "%s: %lld of %lld done", progress->phase,
+        (long long)(progress->done_before + counts->finished), (long long)progress->total);
+    if (counts->failed)
+        used += snprintf(text + used, size - (size_t)used, ", %lld failed", (long long)counts->failed);
+    if (counts->prompt_tokens)
+        used += snprintf(text + used, size - (size_t)used, ", %lld prompt tokens (%.1f/s)",
+            (long long)counts->prompt_tokens, (double)counts->prompt_tokens / seconds);
+    if (counts->generated_tokens)
+        used += snprintf(text + used, size - (size_t)used, ", %lld generated tokens (%.1f/s)",
+            (long long)counts->generated_tokens, (double)counts->generated_tokens / seconds);
+    int64_t left = progress->total - progress->done_before - ended;
+    if (ended > 0 && left > 0) {
+        char duration[64];
+        format_duration(seconds / (double)ended * (double)left, duration, sizeof duration);
+        snprintf(text + used, size - (size_t)used, ", about %s left", duration);
+    }
+}
+
+void progress_update(struct phase_progress *progress, const struct engine_counts *counts) {
+    double now = monotonic_seconds();
+    if (progress->written == 0 || now - progress->written >= WRITE_SECONDS) {
+        progress->written = now;
+        write_file(progress, counts, now, false);
+    }
+    double wait = progress->terminal ? TERMINAL_SECONDS : LINE_SECONDS;
+    if (progress->quiet || now - progress->shown < wait)
+        return;
+    progress->shown = now;
+    char line[512];
+    format_line(progress, counts, now, line, sizeof line);
+    if (progress->terminal)
+        fprintf(stderr, "\r%s\033[K", line);
+    else
+        log_info("%s", line);
+}
+
+void progress_finish(struct phase_progress *progress, const struct engine_counts *counts, bool finished) {
+    double now = monotonic_seconds();
+    write_file(progress, counts, now, finished);
+    if (progress->terminal && !progress->quiet)
+        fprintf(stderr, "\r\033[K");
+    char line[512], duration[64];
+    format_line(progress, counts, now, line, sizeof line);
+    format_duration(now - progress->begun, duration, sizeof duration);
+    log_info("%s, %s", line, duration);
+}
