@@ -219,8 +219,9 @@ static void test_random_groups(void **state) {
         memcpy(found, x, sizeof x);
         round_row(encoding, found, 32);
         assert_same(found, expected, 32, x);
-        memcpy(x, found, sizeof x);      /* rounding what is rounded changes nothing */
-        if (encoding != ROWS_FP4_FINE) { /* whose scale is not a power of two */
+        /* rounding what is rounded changes nothing, unless it rounded up to infinity; a fine scale may shrink */
+        memcpy(x, found, sizeof x);
+        if (encoding != ROWS_FP4_FINE && largest_magnitude(x, 32) < INFINITY_BITS) {
             round_row(encoding, found, 32);
             assert_same(found, x, 32, x);
         }
