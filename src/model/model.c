@@ -230,8 +230,13 @@ static enum result create_exchange(struct model *model) {
 
 static enum result create_pool(struct model *model) {
     TRY(block_pool_create(model->kernels, model->kv.block_bytes, model->options.kv_bytes, &model->pool));
-    for (int32_t l = 0; l < model->config->num_hidden_layers; l++)
-        model->kv.window[l].base = model->kv.latent[l].base = model->kv.index_key[l].base = model->pool->base;
+    for (int32_t l = 0; l < model->config->num_hidden_layers; l++) {
+        struct block_rows *kinds[] = {&model->kv.window[l], &model->kv.latent[l], &model->kv.index_key[l]};
+        for (int i = 0; i < 3; i++) {
+            kinds[i]->base = model->pool->base;
+            kinds[i]->block_bytes = model->kv.block_bytes;
+        }
+    }
     model->bytes.kv = (int64_t)model->pool->total * model->pool->block_bytes;
     return OK;
 }
