@@ -444,9 +444,6 @@ static void test_wrong_tensors(void **state) {
 
 static void test_unknown_and_missing_tensors(void **state) {
     (void)state;
-    unlink(path_of(INDEX));
-    /* An index is needed for two shards: one that agrees with the shards in all but the name. */
-    restore(INDEX);
     edit_header(FIRST, "\"layers.0.attn.attn_sink\"", "attn_sink", "attn_sunk", 0);
     edit_text(INDEX, "\"layers.0.attn.attn_sink\"", "attn_sink", "attn_sunk");
     expect_refused(ERROR_INPUT, "tensor layers.0.attn.attn_sink is missing", "F32, shape [8]");
