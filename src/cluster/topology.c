@@ -5,11 +5,15 @@
 
 #include <ctype.h> /* isdigit, isspace */
 #include <errno.h> /* errno */
+#include <fcntl.h> /* open */
 #include <hwloc.h>
+#include <signal.h> /* signal */
 #include <stdio.h>  /* FILE */
 #include <stdlib.h> /* calloc, free */
 #include <string.h> /* strchr */
 #include <sys/stat.h>
+#include <sys/wait.h> /* waitpid */
+#include <unistd.h>   /* fork, dup2, alarm, _exit */
 
 enum {
     MOST_PROCESSORS = 1 << 16,     /* of a synthetic description: a typing error must not fill the memory */
@@ -17,6 +21,7 @@ enum {
     MOST_XML_BYTES = 64 << 20,
     MOST_ACCELERATORS = 1024,
 };
+enum { LONGEST_CHECK_SECONDS = 20, CHECK_FINE = 0, CHECK_REFUSED = 100 };
 
 struct topology {
     hwloc_topology_t hwloc;
@@ -157,7 +162,7 @@ static void find_accelerators(struct topology *topology) {
 
 /* ---- the interface ---- */
 
-enum result topology_load(const char *source, struct topology **loaded) {
+static enum result load(const char *source, struct topology **loaded) {
     enum result status = OK;
     *loaded = NULL;
     struct topology *topology = calloc(1, sizeof *topology);
@@ -193,6 +198,58 @@ done:
     return status;
 }
 
+/* Uses all that is in a topology once, as a process of its own. */
+static void rehearse(const char *source) {
+    int nowhere = open("/dev/null", O_WRONLY | O_CLOEXEC);
+    if (nowhere >= 0)
+        dup2(nowhere, STDERR_FILENO);
+    static const int fatal[] = {SIGSEGV, SIGBUS, SIGABRT, SIGFPE, SIGILL, SIGALRM};
+    for (size_t i = 0; i < sizeof fatal / sizeof *fatal; i++)
+        signal(fatal[i], SIG_DFL); /* a crash ends this child, whoever else would like to catch it */
+    alarm(LONGEST_CHECK_SECONDS);
+    struct topology *topology;
+    if (load(source, &topology) != OK)
+        _exit(CHECK_REFUSED);
+    struct buffer text = {0};
+    struct rank_place place;
+    topology_describe(topology, &text);
+    int32_t ranks = topology->accelerators ? topology->accelerators : 1;
+    for (int32_t r = 0; r < ranks; r++)
+        if (topology_place(topology, r, ranks, &place) != OK)
+            _exit(CHECK_REFUSED);
+    topology_free(topology);
+    buffer_free(&text);
+    _exit(CHECK_FINE);
+}
+
+/* hwloc trusts the XML it reads, and a damaged file makes it crash: better in a child than here. */
+static enum result check_file(const char *path) {
+    pid_t child = fork();
+    if (child < 0)
+        return fail_errno(ERROR_IO, "cannot start a process to check topology %s", path);
+    if (child == 0)
+        rehearse(path);
+    int status = 0;
+    while (waitpid(child, &status, 0) < 0)
+        if (errno != EINTR)
+            return fail_errno(ERROR_IO, "cannot wait for the check of topology %s", path);
+    if (WIFEXITED(status) && (WEXITSTATUS(status) == CHECK_FINE || WEXITSTATUS(status) == CHECK_REFUSED))
+        return OK; /* an ordinary refusal is repeated here, with its message */
+    return fail(ERROR_INPUT,
+        "topology %s is damaged: hwloc fails on it (%s); record it again with 'lstopo FILE.xml'", path,
+        WIFSIGNALED(status) ? strsignal(WTERMSIG(status)) : "exit");
+}
+
+enum result topology_load(const char *source, struct topology **loaded) {
+    *loaded = NULL;
+    setenv("HWLOC_HIDE_ERRORS", "2",
+        0); /* what hwloc prints of faults in tables of the firmware helps no user of ours */
+    struct stat info;
+    if (source && stat(source, &info) == 0 && S_ISREG(info.st_mode))
+        TRY(check_file(source));
+    return load(source, loaded);
+}
+
 void topology_free(struct topology *topology) {
     if (!topology)
         return;
@@ -222,8 +279,11 @@ void topology_describe(const struct topology *topology, struct buffer *out) {
     int32_t packages = hwloc_get_nbobjs_by_type(hwloc, HWLOC_OBJ_PACKAGE);
     int32_t numa_nodes = hwloc_get_nbobjs_by_type(hwloc, HWLOC_OBJ_NUMANODE);
     int32_t processors = hwloc_get_nbobjs_by_type(hwloc, HWLOC_OBJ_PU);
-    buffer_printf(out, "machine: %d package%s, %d core%s, %d hardware thread%s, %d NUMA node%s", packages,
-        packages == 1 ? "" : "s", topology_cores(topology), topology_cores(topology) == 1 ? "" : "s",
+    int32_t cores = topology_cores(topology);
+    buffer_append_text(out, "machine: ");
+    if (packages > 0)
+        buffer_printf(out, "%d package%s, ", packages, packages == 1 ? "" : "s");
+    buffer_printf(out, "%d core%s, %d hardware thread%s, %d NUMA node%s", cores, cores == 1 ? "" : "s",
         processors, processors == 1 ? "" : "s", numa_nodes, numa_nodes == 1 ? "" : "s");
     uint64_t memory = hwloc_get_root_obj(hwloc)->total_memory;
     if (memory)
@@ -289,6 +349,7 @@ static void place_by_accelerator(const struct topology *topology, int32_t index,
     snprintf(place->accelerator_name, sizeof place->accelerator_name, "%s", name ? name : "unnamed");
 }
 
+/* The NUMA node that all these processors belong to, or -1. */
 static int32_t numa_node_of(const struct topology *topology, hwloc_const_cpuset_t set) {
     int32_t nodes = hwloc_get_nbobjs_by_type(topology->hwloc, HWLOC_OBJ_NUMANODE);
     for (int32_t i = 0; i < nodes; i++) {
@@ -316,10 +377,10 @@ enum result topology_place(
         place_by_accelerator(topology, node_rank, place);
     else
         share_cores(0, topology_cores(topology), node_rank, node_ranks, place);
-    place->numa_node = numa_node_of(topology, core_at(topology, place->first_core)->cpuset);
     hwloc_bitmap_t set = place_set(topology, place);
     if (!set)
         return fail(ERROR_MEMORY, "out of memory for a set of processors");
+    place->numa_node = numa_node_of(topology, set);
     int length = hwloc_bitmap_list_snprintf(place->cpuset, sizeof place->cpuset, set);
     if (length >= (int)sizeof place->cpuset)
         memcpy(place->cpuset + sizeof place->cpuset - 4, "...", 4);

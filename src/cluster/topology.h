@@ -26,7 +26,7 @@ struct rank_place {
     int32_t first_core,
         cores;           /* logical indices of whole cores; more ranks than cores: cores is 1 and shared */
     bool shared;         /* another rank has the same core */
-    int32_t numa_node;   /* logical index of the memory next to those cores, -1: none known */
+    int32_t numa_node;   /* logical index of the memory next to all those cores, -1: none or several */
     int32_t accelerator; /* logical index among the machine's accelerators, -1: none */
     char accelerator_name[32]; /* as the operating system or CUDA calls it, "" without one */
     char cpuset[256];          /* as hwloc prints lists: "0-3,8"; ends in "..." when longer */
