@@ -27,8 +27,8 @@ struct sampling {
     float presence_penalty;  /* [-2, 2] */
     float frequency_penalty; /* [-2, 2] */
     int32_t choices;         /* n >= 1 */
-    int32_t max_tokens;      /* >= 1, already limited to the model's context */
-    int32_t top_logprobs;    /* -1: no log-probabilities; 0..20: that many alternatives a token */
+    int32_t max_tokens;   /* >= 1; prompt + max_tokens <= context, but 1 when the prompt fills the context */
+    int32_t top_logprobs; /* -1: no log-probabilities; 0..20: that many alternatives a token */
     bool has_seed;
     int64_t seed;
     bool ignore_eos;         /* extension: go on past EOS, until max_tokens or a stop */
@@ -46,7 +46,7 @@ struct request {
     int64_t line; /* 1-based line of that file, blank lines counted */
     struct text_piece custom_id;
     struct text_piece model; /* as the line spells it: answers repeat it */
-    bool thinking;           /* prompt ends in <think>: the answer begins with reasoning */
+    bool thinking; /* the answer begins with reasoning (thinking on, and no content prefix to go on from) */
     const int32_t *token_ids;
     int32_t token_count;
     struct sampling sampling;
@@ -67,7 +67,7 @@ struct request_error {
 };
 
 struct request_options {
-    const char *const *model_names; /* accepted spellings, compared without case; NULL-terminated */
+    const char *const *model_names; /* accepted spellings, compared without case; NULL-terminated; kept */
     int32_t context;                /* the model's positions */
     bool strict;                    /* unknown body fields are a 400 for their line */
     int32_t default_max_tokens;     /* 0: the published toolkit's default */
@@ -79,12 +79,15 @@ MUST_CHECK enum result request_parser_create(
     const struct tokenizer *tokenizer, const struct request_options *options, struct request_parser **parser);
 void request_parser_free(struct request_parser *parser);
 
-/* Parses one line (without its newline). *accepted tells which of request and error was filled. Failure (a result
- * other than OK) is only for the program's own trouble, never for a bad line. */
+/* Parses one line (without its newline). *accepted tells which of request and error was filled; both leave file and
+ * line to the caller. A line that is no JSON object is the code invalid_json_line with status 0; whatever else is wrong
+ * is status 400, or 404 for a model's name, with type invalid_request_error. Failure (a result other than OK) is only
+ * for the program's own trouble, never for a bad line. */
 MUST_CHECK enum result request_parse(struct request_parser *parser, const char *line, size_t bytes,
     struct request *request, struct request_error *error, bool *accepted);
 
-/* Unknown body fields ignored so far: "field=count" pairs joined by ", " ("" when none); for ingest's summary. */
-const char *request_parser_ignored_fields(const struct request_parser *parser);
+/* Unknown body fields ignored so far: "field=count" pairs joined by ", " ("" when none); for ingest's summary. Valid
+ * until its next call. */
+const char *request_parser_ignored_fields(struct request_parser *parser);
 
 #endif
