@@ -8,7 +8,7 @@
 #include <string.h> /* memchr, memcmp */
 
 enum {
-    SIZE_LIMIT = 1 << 22,   /* ids are below; bounds the memory that a bad file can ask for */
+    SIZE_LIMIT = 1 << 20,   /* ids are below; bounds the memory that a bad file can ask for */
     ALPHABET_EXTRA = 0x100, /* where the bytes without a printable Latin-1 character are spelled */
     ALPHABET_END = 0x144,
 };
@@ -204,6 +204,14 @@ done:
     return status;
 }
 
+static bool is_ascii(const struct json *text) {
+    for (size_t i = 0; i < text->bytes; i++) {
+        if ((unsigned char)text->text[i] >= 0x80)
+            return false;
+    }
+    return true;
+}
+
 static enum result gather_added_token(const struct json *object, size_t index, struct tokenizer_file *file) {
     static const char *const unused[] = {"single_word", "lstrip", "rstrip"};
     char path[48];
@@ -226,6 +234,7 @@ static enum result gather_added_token(const struct json *object, size_t index, s
     *token = (struct tokenizer_file_token){
         .spelling = content->text,
         .bytes = content->bytes,
+        .byte_level = token->byte_level && is_ascii(content), /* then both spellings are the same bytes */
         .added = true,
         .normalized = normalized && normalized->kind == JSON_TRUE,
         .special = special && special->kind == JSON_TRUE,
