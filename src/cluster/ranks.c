@@ -5,6 +5,7 @@
 #include "base/log.h"
 #include "cluster/group.h"
 #include "cluster/layout.h"
+#include "cluster/quota.h"
 
 #include <errno.h> /* errno */
 #include <mpi.h>
@@ -234,9 +235,19 @@ static enum result compare_affinity(
     return status;
 }
 
+/* Cuts a rank's share of cores to what a quota on processor time leaves it; true when the quota is tight, so that time must
+ * not be spent on spinning. */
+static bool limit_by_quota(const struct node *node, int32_t *cores) {
+    int32_t quota = processor_quota("");
+    if (!quota || (int64_t)quota >= (int64_t)*cores * node->count)
+        return false;
+    *cores = quota > node->count ? quota / node->count : 1;
+    return true;
+}
+
 /* Finds this rank's cores among those that the launcher (or a container, or taskset) left it, and binds it to them. */
 static enum result take_cores(
-    const struct rank_options *options, const struct node *node, struct ranks *ranks, int32_t *cores) {
+    const struct rank_options *options, const struct node *node, struct ranks *ranks) {
     cpu_set_t own;
     allowed_cpus(&own);
     int32_t sharers = 1, index = 0;
@@ -246,7 +257,6 @@ static enum result take_cores(
     ranks->launcher_bound = sharers < node->count;
     TRY_GOTO(status, topology_load(NULL, &topology), done);
     TRY_GOTO(status, topology_place(topology, index, sharers, &ranks->place), done);
-    *cores = topology_cores(topology);
     ranks->bound = ranks->launcher_bound;
     if (options->bind && !(ranks->launcher_bound && sharers == 1)) {
         TRY_GOTO(status, topology_bind(topology, &ranks->place), done);
@@ -278,7 +288,7 @@ static enum result begin_mpi(const struct rank_options *options, struct ranks *r
 }
 
 static enum result make_groups(const struct rank_options *options, struct node *node, struct ranks *ranks) {
-    int32_t supernode_rank = 0, cores = 1;
+    int32_t supernode_rank = 0;
     TRY(find_node(ranks->rank, node));
     ranks->node_rank = node->rank;
     ranks->node_count = node->count;
@@ -288,13 +298,14 @@ static enum result make_groups(const struct rank_options *options, struct node *
         MPI_Comm_split(MPI_COMM_WORLD, ranks->supernode, supernode_rank, &communicator)));
     TRY(group_create(
         communicator, ranks->rank, ranks->host, options->deadline_seconds, false, &ranks->supernode_group));
-    TRY(take_cores(options, node, ranks, &cores));
+    TRY(take_cores(options, node, ranks));
+    int32_t share = ranks->place.cores;
+    int32_t crowded = limit_by_quota(node, &share) || ranks->place.shared;
     /* One rank that has to share a core must not spin on it, on any node. */
-    int32_t crowded = ranks->place.shared;
     TRY(group_mpi(NULL, "start: cores",
         MPI_Allreduce(MPI_IN_PLACE, &crowded, 1, MPI_INT32_T, MPI_MAX, MPI_COMM_WORLD)));
     ranks->world->crowded = ranks->supernode_group->crowded = crowded;
-    ranks->threads = options->threads ? options->threads : ranks->place.cores;
+    ranks->threads = options->threads ? options->threads : share;
     omp_set_num_threads(ranks->threads);
     return OK;
 }

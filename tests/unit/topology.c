@@ -118,7 +118,7 @@ static void accelerators_share_their_locality(void **state) {
     assert_int_equal(topology_accelerators(topology), 8); /* each has two names, CUDA's and NVML's */
     for (int32_t r = 0; r < 8; r++) {
         struct rank_place place;
-        char name[8];
+        char name[16];
         snprintf(name, sizeof name, "cuda%d", r);
         assert_int_equal(topology_place(topology, r, 8, &place), OK);
         assert_int_equal(place.accelerator, r);
