@@ -119,8 +119,8 @@ void buffer_append_json_float(struct buffer *buffer, float value) {
         buffer_append(buffer, "null", 4);
         return;
     }
-    /* %g drops trailing zeros, and six digits hold every shorter spelling of a normal float; subnormals have fewer
-     * significant bits, so that all lengths are tried. */
+    /* %g drops trailing zeros, and six digits hold every shorter spelling of a normal float; subnormals
+     * have fewer significant bits, so that all lengths are tried. */
     char text[FLOAT_TEXT_BYTES];
     int digits = fabsf(value) < FLT_MIN ? 1 : FLOAT_DIGITS_SURE;
     for (; digits <= FLOAT_DIGITS_MOST; digits++) {

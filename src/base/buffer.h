@@ -6,8 +6,8 @@
 
 #include <stddef.h> /* size_t */
 
-/* Zero-initialize; free with buffer_free. Data stay NUL-terminated (the NUL is not counted in `bytes`). Appending
- * past memory aborts the program with a message: its users build text of bounded size. */
+/* Zero-initialize; free with buffer_free. Data stay NUL-terminated (the NUL is not counted in `bytes`).
+ * Appending past memory aborts the program with a message: its users build text of bounded size. */
 struct buffer {
     char *data;
     size_t bytes, capacity;

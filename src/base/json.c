@@ -29,8 +29,8 @@ struct node_chunk {
 struct json_document {
     struct node_chunk *chunks, *current;
     size_t used; /* nodes of `current` */
-    /* Texts: a copied value never takes more room than its spelling, whose delimiters leave room for the NUL, so
-     * that one block of the input's size is enough. */
+    /* Texts: a copied value never takes more room than its spelling, whose delimiters leave room for the
+     * NUL, so that one block of the input's size is enough. */
     char *text;
     size_t text_capacity;
     struct json **slots; /* scratch of the duplicate search, a power of two */

@@ -1,9 +1,9 @@
 /* A strict JSON reader (RFC 8259) and an escaping writer.
  *
- * Ours rather than a library's, because the chat protocol needs what Debian's libraries drop: the spelling of
- * numbers (64-bit integers, and doubles printed back as they were), "last of duplicate keys wins", a depth limit
- * and refusal of invalid UTF-8, raw control characters and lone surrogates, with the position of the fault.
- */
+ * Ours rather than a library's, because the chat protocol needs what Debian's libraries drop: the
+ * spelling of numbers (64-bit integers, and doubles printed back as they were), "last of duplicate keys
+ * wins", a depth limit and refusal of invalid UTF-8, raw control characters and lone surrogates, with
+ * the position of the fault. */
 #ifndef NOCTURNE_BASE_JSON_H
 #define NOCTURNE_BASE_JSON_H
 
@@ -14,16 +14,15 @@
 
 enum json_kind { JSON_NULL, JSON_FALSE, JSON_TRUE, JSON_NUMBER, JSON_STRING, JSON_ARRAY, JSON_OBJECT };
 
-/* One value, immutable, owned by its document. */
+/* One value, immutable, owned by its document. Texts and keys are NUL-terminated. */
 struct json {
     enum json_kind kind;
-    size_t bytes; /* JSON_STRING: bytes of text; JSON_NUMBER: bytes of its spelling */
-    const char *
-        text; /* JSON_STRING: unescaped UTF-8, NUL-terminated, may hold NULs; JSON_NUMBER: spelling, NUL-terminated */
+    size_t bytes;             /* JSON_STRING: bytes of text; JSON_NUMBER: bytes of its spelling */
+    const char *text;         /* JSON_STRING: unescaped UTF-8, may hold NULs; JSON_NUMBER: spelling */
     size_t count;             /* JSON_ARRAY: elements; JSON_OBJECT: members, duplicates already dropped */
     const struct json *first; /* JSON_ARRAY, JSON_OBJECT: first child or NULL */
     const struct json *next;  /* the next child of the same parent, or NULL */
-    const char *key;          /* as a member: its name, NUL-terminated; else NULL */
+    const char *key;          /* as a member: its name; else NULL */
     size_t key_bytes;
 };
 
@@ -35,10 +34,10 @@ void json_document_free(struct json_document *document); /* NULL is allowed */
 
 enum { JSON_DEPTH_LIMIT = 128 }; /* as serde_json, which the published toolkit uses */
 
-/* Parses exactly one value (blanks around it allowed). `text` is not changed and not kept. Values of the document's
- * earlier parse are gone. ERROR_INPUT: the message says what is wrong and at which line and column (1-based, in
- * bytes). A byte order mark is refused. Duplicate keys: the last value, at the place of the first. Numbers that
- * do not fit a double ("1e999") are refused. */
+/* Parses exactly one value (blanks around it allowed). `text` is not changed and not kept. Values of the
+ * document's earlier parse are gone. ERROR_INPUT: the message says what is wrong and at which line and
+ * column (1-based, in bytes). A byte order mark is refused. Duplicate keys: the last value, at the place
+ * of the first. Numbers that do not fit a double ("1e999") are refused. */
 MUST_CHECK enum result json_parse(
     struct json_document *document, const char *text, size_t bytes, const struct json **root);
 

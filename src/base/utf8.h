@@ -8,9 +8,9 @@
 enum { UTF8_REPLACEMENT_BYTES = 3 };
 #define UTF8_REPLACEMENT "\xEF\xBF\xBD" /* U+FFFD */
 
-/* Reads the character at `text` (at least one byte must be there). Returns its length and stores the character; for
- * bytes that are not UTF-8 returns 0 and stores the length of the maximal invalid subpart (1..3) in *character, which
- * is what one U+FFFD stands for. */
+/* Reads the character at `text` (at least one byte must be there). Returns its length and stores the
+ * character; for bytes that are not UTF-8 returns 0 and stores the length of the maximal invalid subpart
+ * (1..3) in *character, which is what one U+FFFD stands for. */
 static inline unsigned utf8_decode(const char *text, size_t bytes, uint32_t *character) {
     const unsigned char *s = (const unsigned char *)text;
     unsigned lead = s[0];

@@ -7,9 +7,9 @@
 /* Two hash tables, open addressing with linear probing, at most half full.
  *
  * pairs: (left id, right id) -> rank and merged id.
- * pieces: bytes of a token -> id. Most pieces of real text are one token; for tokens that merging their own bytes
- * does give (`whole`), looking the piece up first is the same as merging it, and faster.
- */
+ *
+ * pieces: bytes of a token -> id. Most pieces of real text are one token; for tokens that merging their own
+ * bytes does give (`whole`), looking the piece up first is the same as merging it, and faster. */
 struct pair_slot {
     int32_t left, right; /* left -1: empty */
     uint64_t merge;      /* rank << 32 | merged id */
@@ -175,8 +175,8 @@ static size_t merge_short(const struct bpe *bpe, const unsigned char *piece, siz
     return count;
 }
 
-/* A long piece is a linked list of symbols, and a heap of the pairs to merge, least rank and then least place first.
- * A heap entry is stale, and dropped, when the pair at its place has another rank by now. */
+/* A long piece is a linked list of symbols, and a heap of the pairs to merge, least rank and then least
+ * place first. A heap entry is stale, and dropped, when the pair at its place has another rank by now. */
 struct symbol {
     int32_t id;
     uint32_t previous, next; /* places; NOWHERE at the ends */

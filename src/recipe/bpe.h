@@ -1,5 +1,5 @@
-/* Byte-pair merging of one piece of text: the adjacent pair of least rank is merged, the leftmost of equals first,
- * until no pair has a rank. */
+/* Byte-pair merging of one piece of text: the adjacent pair of least rank is merged, the leftmost of
+ * equals first, until no pair has a rank. */
 #ifndef NOCTURNE_RECIPE_BPE_H
 #define NOCTURNE_RECIPE_BPE_H
 
@@ -9,7 +9,8 @@
 #include <stddef.h> /* size_t */
 #include <stdint.h> /* int32_t */
 
-/* Bytes of every id: blob[offsets[id] .. offsets[id + 1]); owned by the caller, must outlive the struct bpe. */
+/* Bytes of every id: blob[offsets[id] .. offsets[id + 1]); owned by the caller, must outlive the struct
+ * bpe. */
 struct token_texts {
     const char *blob;
     const uint32_t *offsets;
@@ -17,7 +18,8 @@ struct token_texts {
 
 struct bpe; /* immutable after bpe_finish, shareable between threads */
 
-/* Room for so many tokens and merges. Then: bpe_add_token for all, bpe_add_merge in order of rank, bpe_finish. */
+/* Room for so many tokens and merges. Then: bpe_add_token for all, bpe_add_merge in order of rank,
+ * bpe_finish. */
 MUST_CHECK enum result bpe_create(struct token_texts texts, size_t tokens, size_t merges, struct bpe **bpe);
 void bpe_free(struct bpe *bpe);
 
@@ -30,7 +32,8 @@ bool bpe_add_merge(struct bpe *bpe, int32_t left, int32_t right, int32_t merged,
 /* ERROR_INPUT when a byte has no token of its own. */
 MUST_CHECK enum result bpe_finish(struct bpe *bpe);
 
-/* Appends the ids of a piece. Time n log n in its bytes; fails only for lack of memory, and only with long pieces. */
+/* Appends the ids of a piece. Time n log n in its bytes; fails only for lack of memory, and only with
+ * long pieces. */
 MUST_CHECK enum result bpe_encode_piece(
     const struct bpe *bpe, const char *piece, size_t bytes, struct token_list *ids);
 

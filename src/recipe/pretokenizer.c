@@ -5,8 +5,9 @@
 #include <stdbool.h> /* bool */
 #include <stddef.h>  /* NULL */
 
-/* The first two patterns cut where numbers, ideographs and the rest meet. So each character has one of three kinds,
- * and no match of the third pattern goes past a change of kind, which it sees as the end of its text. */
+/* The first two patterns cut where numbers, ideographs and the rest meet. So each character has one of
+ * three kinds, and no match of the third pattern goes past a change of kind, which it sees as the end of
+ * its text. */
 enum {
     KIND_MASK = CLASS_NUMBER | CLASS_IDEOGRAPH,
     CLASS_END = 256, /* stands for the end of the stretch of one kind */
@@ -70,8 +71,8 @@ static inline bool is_ascii_letter(unsigned char c) {
     return (unsigned char)((c | 0x20) - 'a') < 26;
 }
 
-/* [!-/:-@\[-`{-~][A-Za-z]+ ; NULL when it does not match. ASCII letters are of no kind, so that only the text's end
- * bounds them. */
+/* [!-/:-@\[-`{-~][A-Za-z]+ ; NULL when it does not match. ASCII letters are of no kind, so that only the
+ * text's end bounds them. */
 static const unsigned char *match_mark_and_word(const struct stretch *stretch, struct place start) {
     const unsigned char *at = start.at + 1;
     bool mark = start.at[0] < 0x80 && (start.class & (CLASS_PUNCTUATION | CLASS_SYMBOL));
@@ -82,7 +83,8 @@ static const unsigned char *match_mark_and_word(const struct stretch *stretch, s
     return at;
 }
 
-/* [^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+ ; a leading mark may be taken by either part: the match is the same. */
+/* [^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+ ; a leading mark may be taken by either part: the match is the
+ * same. */
 static const unsigned char *match_word(const struct stretch *stretch, struct place start) {
     const unsigned word = CLASS_LETTER | CLASS_MARK;
     struct place first = start;
@@ -105,8 +107,8 @@ static const unsigned char *match_marks(const struct stretch *stretch, struct pl
     return skip(stretch, skip(stretch, first, marks), CLASS_NEWLINE).at;
 }
 
-/* \s*[\r\n]+|\s+(?!\S)|\s+ : up to the last newline of the blanks; else all of them when nothing follows in this
- * stretch; else all but the last, which stays for the word after it; else that one. */
+/* \s*[\r\n]+|\s+(?!\S)|\s+ : up to the last newline of the blanks; else all of them when nothing follows
+ * in this stretch; else all but the last, which stays for the word after it; else that one. */
 static const unsigned char *match_blanks(const struct stretch *stretch, struct place start) {
     const unsigned char *after_newline = NULL, *last = start.at;
     struct place place = start;

@@ -20,14 +20,16 @@ struct refusal {
 #define CODE_UNSUPPORTED "unsupported_parameter" /* part of the protocol, not of this version */
 #define CODE_UNKNOWN "unknown_parameter"
 
-/* Fills the refusal; returns false, so that a reader of a field can end with it. The message becomes "param: text". */
+/* Fills the refusal; returns false, so that a reader of a field can end with it. The message becomes
+ * "param: text". */
 bool refuse(struct refusal *refusal, const char *code, const char *param, const char *format, ...)
     PRINTF_LIKE(4, 5);
 
 /* "param: expected X, found Y", with the code for an absent value, a wrong type or a wrong value. */
 bool refuse_value(struct refusal *refusal, const char *param, const char *expected, const struct json *found);
 
-/* A short form of a value for messages: numbers and strings as spelled and cut to a few characters, else the kind. */
+/* A short form of a value for messages: numbers and strings as spelled and cut to a few characters, else
+ * the kind. */
 struct json_excerpt {
     char text[64];
 };

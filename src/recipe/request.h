@@ -1,9 +1,8 @@
 /* One request of a campaign, from a line of a batch file to what the engine needs.
  *
- * Data flow: ingest parses a line into a struct request, campaign/ stores it in requests.h5 and gives it back,
- * schedule/ runs it. Pointers are owned by whoever fills the struct (a request_parser, or a requests reader) and
- * live until its next call.
- */
+ * Data flow: ingest parses a line into a struct request, campaign/ stores it in requests.h5 and gives it
+ * back, schedule/ runs it. Pointers are owned by whoever fills the struct (a request_parser, or a
+ * requests reader) and live until its next call. */
 #ifndef NOCTURNE_RECIPE_REQUEST_H
 #define NOCTURNE_RECIPE_REQUEST_H
 
@@ -52,8 +51,9 @@ struct request {
     struct sampling sampling;
 };
 
-/* Why a line has no answer; a line of errors.jsonl. Two kinds, as OpenAI has: an HTTP-like refusal (status 400..599;
- * type, param and code as in an API reply), or a failure without a reply (status 0; only code and message). */
+/* Why a line has no answer; a line of errors.jsonl. Two kinds, as OpenAI has: an HTTP-like refusal
+ * (status 400..599; type, param and code as in an API reply), or a failure without a reply (status 0;
+ * only code and message). */
 struct request_error {
     int32_t file;
     int64_t line;
@@ -79,15 +79,16 @@ MUST_CHECK enum result request_parser_create(
     const struct tokenizer *tokenizer, const struct request_options *options, struct request_parser **parser);
 void request_parser_free(struct request_parser *parser);
 
-/* Parses one line (without its newline). *accepted tells which of request and error was filled; both leave file and
- * line to the caller. A line that is no JSON object is the code invalid_json_line with status 0; whatever else is wrong
- * is status 400, or 404 for a model's name, with type invalid_request_error. Failure (a result other than OK) is only
- * for the program's own trouble, never for a bad line. */
+/* Parses one line (without its newline). *accepted tells which of request and error was filled; both
+ * leave file and line to the caller. A line that is no JSON object is the code invalid_json_line with
+ * status 0; whatever else is wrong is status 400, or 404 for a model's name, with type
+ * invalid_request_error. Failure (a result other than OK) is only for the program's own trouble, never
+ * for a bad line. */
 MUST_CHECK enum result request_parse(struct request_parser *parser, const char *line, size_t bytes,
     struct request *request, struct request_error *error, bool *accepted);
 
-/* Unknown body fields ignored so far: "field=count" pairs joined by ", " ("" when none); for ingest's summary. Valid
- * until its next call. */
+/* Unknown body fields ignored so far: "field=count" pairs joined by ", " ("" when none); for ingest's
+ * summary. Valid until its next call. */
 const char *request_parser_ignored_fields(struct request_parser *parser);
 
 #endif

@@ -16,9 +16,9 @@ struct token_list {
     size_t count, capacity;
 };
 
-/* Reads FOLDER/tokenizer.json. ERROR_INPUT names file, field and what was expected: only the published pipeline
- * (BPE without dropout or fallback; the three Split patterns and ByteLevel; ByteLevel decoder) is known, anything
- * else is refused by name. */
+/* Reads FOLDER/tokenizer.json. ERROR_INPUT names file, field and what was expected: only the published
+ * pipeline (BPE without dropout or fallback; the three Split patterns and ByteLevel; ByteLevel decoder)
+ * is known, anything else is refused by name. */
 MUST_CHECK enum result tokenizer_load(const char *folder, struct tokenizer **tokenizer);
 /* As tokenizer_load, from a file's text; `name` is what messages call it. The text is not kept. */
 MUST_CHECK enum result tokenizer_load_memory(
@@ -34,8 +34,8 @@ bool tokenizer_token_bytes(const struct tokenizer *tokenizer, int32_t id, const 
 /* True for added tokens with special = true (left out of decoded text). */
 bool tokenizer_is_special(const struct tokenizer *tokenizer, int32_t id);
 
-/* Appends the ids of `text` with no added-token matching (pre-tokenizer and BPE only): how prompts are encoded.
- * Invalid UTF-8 is ERROR_INPUT with the offset. Linear time in `bytes`. */
+/* Appends the ids of `text` with no added-token matching (pre-tokenizer and BPE only): how prompts are
+ * encoded. Invalid UTF-8 is ERROR_INPUT with the offset. Linear time in `bytes`. */
 MUST_CHECK enum result tokenizer_encode_plain(
     const struct tokenizer *tokenizer, const char *text, size_t bytes, struct token_list *ids);
 /* As `tokenizers`' encode(add_special_tokens=False): added tokens are matched in the text first. */

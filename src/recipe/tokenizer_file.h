@@ -33,8 +33,8 @@ struct tokenizer_file_merge {
 MUST_CHECK enum result tokenizer_file_read(const struct json *root, struct tokenizer_file *file);
 void tokenizer_file_free(struct tokenizer_file *file);
 
-/* Turns a spelling in the byte alphabet into bytes (room for `bytes` of them); returns their number, or 0 when it holds a
- * character outside the alphabet. */
+/* Turns a spelling in the byte alphabet into bytes (room for `bytes` of them); returns their number, or
+ * 0 when it holds a character outside the alphabet. */
 size_t tokenizer_file_bytes(const char *spelling, size_t bytes, char *out);
 
 /* The bytes of an element of model.merges ("left right" or ["left", "right"]), both joined in `joined`. */

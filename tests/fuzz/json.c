@@ -1,4 +1,5 @@
-/* The JSON reader: any bytes give a value or a message; what it accepts, the writer's form of it is read to the same. */
+/* The JSON reader: any bytes give a value or a message; what it accepts, the writer's form of it is read
+ * to the same. */
 #include "base/json.h"
 #include "base/buffer.h"
 

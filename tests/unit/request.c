@@ -38,8 +38,8 @@ static struct request_parser *make_parser(bool strict, int32_t context, int32_t 
 static bool parse(struct request_parser *parser, const char *line, size_t bytes, struct request *request,
     struct request_error *error) {
     bool accepted = false;
-    /* A copy that ends at its allocation's end, so that a sanitizer sees reads past it; gone afterwards, as nothing of
-     * the request may point into the line. */
+    /* A copy that ends at its allocation's end, so that a sanitizer sees reads past it; gone afterwards,
+     * as nothing of the request may point into the line. */
     char *copy = malloc(bytes ? bytes : 1);
     assert_non_null(copy);
     memcpy(copy, line, bytes);
