@@ -58,7 +58,8 @@ struct progress {
     const char *phase;
     int64_t total, done, failed;             /* of the phase's requests; earlier runs included */
     int64_t prompt_tokens, generated_tokens; /* this run */
-    double seconds;                          /* since this run began its work */
+    int64_t done_before; /* of done + failed: how many earlier launches left; for the rate */
+    double seconds;      /* since this run began its work */
     int32_t ranks;
     bool finished;
 };

@@ -3,6 +3,7 @@
 #include <errno.h>  /* errno */
 #include <fcntl.h>  /* open, renameat2 */
 #include <limits.h> /* HOST_NAME_MAX */
+#include <signal.h> /* signal */
 #include <stdio.h>  /* asprintf, renameat2 */
 #include <stdlib.h> /* malloc, realloc, free */
 #include <string.h> /* memcpy, strrchr */
@@ -10,6 +11,10 @@
 #include <unistd.h> /* write, fsync, close */
 
 enum { HELD_BYTES = 1 << 20 };
+
+void ignore_size_signal(void) {
+    signal(SIGXFSZ, SIG_IGN);
+}
 
 char *path_join(const char *folder, const char *name) {
     char *path;
@@ -152,6 +157,7 @@ int rename_without_overwriting(const char *from, const char *to) {
 }
 
 enum result output_file_create(const char *path, struct output_file *file) {
+    ignore_size_signal();
     *file = (struct output_file){.fd = -1, .path = strdup(path)};
     file->temporary = temporary_name(path);
     file->held = malloc(HELD_BYTES);
@@ -168,7 +174,7 @@ enum result output_file_create(const char *path, struct output_file *file) {
     return OK;
 }
 
-static enum result write_held(struct output_file *file) {
+enum result output_file_write_out(struct output_file *file) {
     size_t bytes = file->held_bytes;
     file->held_bytes = 0;
     return write_fully(file->fd, file->held, bytes, file->temporary);
@@ -177,7 +183,7 @@ static enum result write_held(struct output_file *file) {
 enum result output_file_write(struct output_file *file, const void *data, size_t bytes) {
     file->bytes += (int64_t)bytes;
     if (file->held_bytes + bytes > HELD_BYTES)
-        TRY(write_held(file));
+        TRY(output_file_write_out(file));
     if (bytes >= HELD_BYTES)
         return write_fully(file->fd, data, bytes, file->temporary);
     if (bytes)
@@ -190,7 +196,7 @@ enum result output_file_write(struct output_file *file, const void *data, size_t
 static enum result flush_and_close(struct output_file *file) {
     if (file->fd < 0)
         return OK;
-    TRY(write_held(file));
+    TRY(output_file_write_out(file));
     if (fsync(file->fd))
         return fail_output(file->temporary, "flush to disk");
     int fd = file->fd;

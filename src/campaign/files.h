@@ -25,6 +25,8 @@ bool is_temporary_name(const char *name);
 
 MUST_CHECK enum result output_file_create(const char *path, struct output_file *file);
 MUST_CHECK enum result output_file_write(struct output_file *file, const void *data, size_t bytes);
+/* Hands what is held back to the system, so that it can be read through file->fd. */
+MUST_CHECK enum result output_file_write_out(struct output_file *file);
 /* Flushes to disk and renames to the final name. Without `replace`, a name that is taken is left alone and *taken is true: the file
  * keeps its temporary name, and may be committed under another one. In all other cases the file is freed. */
 MUST_CHECK enum result output_file_commit(struct output_file *file, bool replace, bool *taken);
@@ -33,6 +35,9 @@ void output_file_abandon(struct output_file *file);
 
 /* rename(2) that fails with EEXIST instead of overwriting, on any file system. Returns 0 or -1 with errno. */
 int rename_without_overwriting(const char *from, const char *to);
+
+/* A file size limit (ulimit -f) shall be an error of write, not the end of the process. */
+void ignore_size_signal(void);
 
 /* write(2) until all is written; the message names `path` and the cause. */
 MUST_CHECK enum result write_fully(int fd, const void *data, size_t bytes, const char *path);

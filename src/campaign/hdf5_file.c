@@ -1,12 +1,13 @@
 #include "campaign/hdf5_file.h"
 
 #include <errno.h>  /* errno */
+#include <fcntl.h>  /* open */
 #include <limits.h> /* HOST_NAME_MAX */
 #include <stdio.h>  /* snprintf, sscanf */
 #include <stdlib.h> /* malloc, realloc, free */
 #include <string.h> /* memcpy, strstr */
 #include <time.h>   /* gmtime_r */
-#include <unistd.h> /* gethostname */
+#include <unistd.h> /* gethostname, lseek, fsync */
 #include <xxhash.h>
 
 /* HDF5's own superblock (version 2 and 3) begins after the user block; its end-of-file address is at this offset. */
@@ -185,6 +186,7 @@ void hdf5_image_free(struct hdf5_image *image) {
 }
 
 enum result hdf5_create(const char *path, hid_t *file) {
+    ignore_size_signal();
     hid_t access = access_properties();
     hid_t creation = creation_properties();
     *file = H5Fcreate(path, H5F_ACC_TRUNC, creation, access);
@@ -206,6 +208,25 @@ enum result hdf5_close(hid_t *file, const char *path) {
     if (closing < 0 || H5Fclose(closing) >= 0)
         return OK;
     return hdf5_fail(ERROR_IO, path, "write", "(closing)");
+}
+
+enum result hdf5_seal(const char *path, struct file_header *header) {
+    char block[HEADER_BYTES];
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+    if (fd < 0)
+        return fail_output(path, "open");
+    enum result status = OK;
+    header->bytes = lseek(fd, 0, SEEK_END);
+    TRY_GOTO(status, header_hash_content(fd, path, header->bytes, header->content_hash), done);
+    header_format(header, block);
+    lseek(fd, 0, SEEK_SET);
+    TRY_GOTO(status, write_fully(fd, block, sizeof block, path), done);
+    if (fsync(fd))
+        status = fail_output(path, "flush to disk");
+done:
+    if (close(fd) && status == OK)
+        status = fail_output(path, "close");
+    return status;
 }
 
 static enum result put_attribute(

@@ -41,6 +41,9 @@ void hdf5_image_free(struct hdf5_image *image);
 
 /* Creates a file on disk with an empty user block, open for writing. */
 MUST_CHECK enum result hdf5_create(const char *path, hid_t *file);
+/* Completes the header of a closed file made by hdf5_create (its bytes and content hash are computed here) and flushes it to
+ * disk. */
+MUST_CHECK enum result hdf5_seal(const char *path, struct file_header *header);
 /* Opens for reading, without HDF5's file locks. The header is to be verified before (header_verify_path). */
 MUST_CHECK enum result hdf5_open(const char *path, hid_t *file);
 /* Closes; a failure (buffered data that can't be written) is reported. *file becomes invalid in any case. */

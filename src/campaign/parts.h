@@ -42,4 +42,16 @@ MUST_CHECK enum result requests_identity_of(const char *campaign_folder, char id
 MUST_CHECK enum result part_check(
     const char *path, const char *phase, struct file_header *header, char **identity);
 
+/* What became of requests, by index. */
+enum outcome { OUTCOME_NONE, OUTCOME_DONE, OUTCOME_FAILED };
+struct outcome_counts {
+    int64_t done, failed;                    /* distinct requests */
+    int64_t prompt_tokens, generated_tokens; /* of all parts, by their headers */
+    int64_t parts, skipped; /* parts read; parts left out because they are damaged or foreign */
+};
+/* Reads the index datasets of all parts of a phase; `requests`: the identity they must be of. Damaged and foreign parts are left out
+ * with a warning (a sweep sets them aside), parts that went away while we looked silently. */
+MUST_CHECK enum result parts_outcomes(const char *campaign_folder, const char *phase, const char *requests,
+    int64_t total, uint8_t *outcomes, struct outcome_counts *counts);
+
 #endif

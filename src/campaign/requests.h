@@ -13,7 +13,14 @@ struct requests_writer; /* flat memory: records go out in batches */
 struct requests_source {
     const char *const *files; /* input files, in order */
     int32_t file_count;
-    int64_t seed; /* the campaign's sampling seed */
+    int64_t seed;        /* the campaign's sampling seed */
+    const char *options; /* the ingest options that matter to the content, one line: see requests_options */
+};
+
+/* What was read, known at the end. */
+struct requests_input {
+    const char *hash; /* 32 hex digits: of all input bytes */
+    int64_t lines, blank_lines;
 };
 
 MUST_CHECK enum result requests_writer_create(const char *campaign_folder,
@@ -22,8 +29,9 @@ MUST_CHECK enum result requests_writer_create(const char *campaign_folder,
 MUST_CHECK enum result requests_writer_add(struct requests_writer *writer, const struct request *request);
 MUST_CHECK enum result requests_writer_add_error(
     struct requests_writer *writer, const struct request_error *error);
-/* Flushes, renames to requests.h5. `input_hash` [32 hex digits] is of all input bytes. The writer is freed in every case. */
-MUST_CHECK enum result requests_writer_finish(struct requests_writer *writer, const char *input_hash);
+/* Flushes, renames to requests.h5 (an older one is replaced). The writer is freed in every case. */
+MUST_CHECK enum result requests_writer_finish(
+    struct requests_writer *writer, const struct requests_input *input);
 void requests_writer_abandon(
     struct requests_writer *writer); /* removes the temporary file; NULL is allowed */
 
@@ -39,6 +47,10 @@ const char *requests_model_folder(const struct requests *requests);
 const char *requests_fingerprint(const struct requests *requests); /* the checkpoint it was ingested for */
 const char *requests_identity(
     const struct requests *requests); /* 32 hex digits: of the content of this file */
+const char *requests_input_hash(const struct requests *requests); /* 32 hex digits: of all input bytes */
+const char *requests_options(const struct requests *requests);    /* as in struct requests_source */
+int64_t requests_prompt_tokens(const struct requests *requests);
+int32_t requests_input_file_count(const struct requests *requests);
 const char *requests_input_file(const struct requests *requests, int32_t file);
 
 /* Prompt tokens of each request [count], for placement; owned by `requests`. */
@@ -48,6 +60,17 @@ MUST_CHECK enum result requests_lengths(struct requests *requests, const int32_t
  * the request needs (so many can be held at once). */
 MUST_CHECK enum result requests_read(struct requests *requests, int64_t index, struct request **request);
 void requests_release(struct request *request); /* NULL is allowed */
+
+/* What answers repeat of a request; cheaper than requests_read. Valid until the next call of this function. */
+struct request_head {
+    int32_t file;
+    int64_t line;
+    struct text_piece custom_id, model;
+    bool thinking;
+    int32_t top_logprobs;
+};
+MUST_CHECK enum result requests_read_head(
+    struct requests *requests, int64_t index, struct request_head *head);
 
 /* Refused line `index`; valid until the next call. */
 MUST_CHECK enum result requests_read_error(

@@ -300,7 +300,7 @@ static enum result section_row_bytes(hid_t file, const char *path, const char *n
 static enum result check_section(hid_t file, const char *path, const char *name, size_t records) {
     struct section_columns columns;
     struct vector offsets = {0};
-    size_t row_bytes, rows;
+    size_t row_bytes = 0, rows;
     hid_t dataset;
     section_columns_set(&columns, name, "");
     TRY(section_row_bytes(file, path, columns.rows_name, &row_bytes));

@@ -1,0 +1,537 @@
+#include "base/buffer.h"
+#include "base/log.h"
+#include "base/options.h"
+#include "campaign/answers.h"
+#include "campaign/campaign.h"
+#include "campaign/parts.h"
+#include "campaign/requests.h"
+#include "campaign/results_index.h"
+#include "recipe/tokenizer.h"
+
+#include <errno.h>  /* errno */
+#include <math.h>   /* isfinite */
+#include <stdio.h>  /* printf, snprintf */
+#include <stdlib.h> /* calloc, qsort, free */
+#include <string.h> /* memcpy, strlen */
+#include <unistd.h> /* unlink */
+
+/* Export goes through the parts once, in their own order, and puts the JSON of each answer into a spool file; then it
+ * writes the lines in the order asked for, taking custom_id and model from requests.h5. So memory stays small
+ * (struct place and two bytes a request), and parts are read whole and in a row. */
+
+enum export_order { ORDER_INPUT, ORDER_COMPLETION };
+
+struct export_options {
+    const char *campaign, *output, *errors, *model;
+    int order;
+};
+
+struct place {
+    int64_t offset;     /* in the spool, -1: no result */
+    double finished_at; /* Unix seconds */
+    int64_t record;     /* row in the joined records of results.h5 */
+};
+
+enum { NEEDS_THINKING = 1, NEEDS_LOGPROBS = 2, ANSWERED = -1 };
+
+/* What precedes each text in the spool. */
+struct spool_entry {
+    uint64_t bytes;
+    int32_t status; /* ANSWERED, or an error's status */
+};
+
+struct export {
+    const struct export_options *options;
+    struct requests *requests;
+    struct tokenizer *tokenizer; /* only when a request needs it */
+    struct answer_writer *answers;
+    struct part_list list;
+    struct indexed_part *parts; /* [parts_used], of the list */
+    size_t parts_used;
+    int64_t total, done, failed, records;
+    struct place *places; /* [total] */
+    uint8_t *needs;       /* [total] NEEDS_ flags */
+    uint8_t *outcomes;    /* [total] enum outcome */
+    int64_t *order;       /* [total], NULL: input order */
+    struct output_file spool;
+    struct file_header counts;
+    struct buffer text, line;
+    char system_fingerprint[16];
+};
+
+static enum result allocate(struct export *export) {
+    size_t total = (size_t) export->total;
+    export->places = malloc(total * sizeof *export->places + 1);
+    export->needs = calloc(total + 1, 1);
+    export->outcomes = calloc(total + 1, 1);
+    if (!export->places || !export->needs || !export->outcomes)
+        return fail(ERROR_MEMORY, "out of memory for the index of %zu requests", total);
+    for (size_t i = 0; i < total; i++)
+        export->places[i] = (struct place){.offset = -1, .record = -1};
+    return OK;
+}
+
+/* Notes what each request asked for; the tokenizer is loaded only when one of them needs token texts. */
+static enum result read_needs(struct export *export) {
+    struct request_head head;
+    uint8_t any = 0;
+    for (int64_t i = 0; i < export->total; i++) {
+        TRY(requests_read_head(export->requests, i, &head));
+        export->needs[i] =
+            (uint8_t)((head.thinking ? NEEDS_THINKING : 0) | (head.top_logprobs >= 0 ? NEEDS_LOGPROBS : 0));
+        any |= export->needs[i];
+    }
+    if (!any)
+        return OK;
+    const char *folder =
+        export->options->model ? export->options->model : requests_model_folder(export->requests);
+    enum result status = tokenizer_load(folder, &export->tokenizer);
+    if (status != OK)
+        return fail_context(
+            status, "the tokenizer is needed for log-probabilities and reasoning (--model DIR if it moved)");
+    return answer_writer_create(export->tokenizer, &export->answers);
+}
+
+/* A text of a part's column as a NUL-terminated string in `to`. */
+static const char *part_string(const struct table *part, int column, size_t record, struct buffer *to) {
+    const uint64_t *offsets = table_offsets(part, column + 1);
+    buffer_clear(to);
+    if (offsets[record + 1] > offsets[record])
+        buffer_append(to, (const char *)table_values(part, column) + offsets[record],
+            offsets[record + 1] - offsets[record]);
+    return to->data ? to->data : "";
+}
+
+/* The JSON of a failed request's error. */
+static enum result spool_error(
+    struct export *export, const struct table *part, size_t record, int64_t request, int32_t status) {
+    struct buffer texts[4] = {{0}};
+    static const int columns[] = {
+        RESULT_ERROR_TYPE, RESULT_ERROR_CODE, RESULT_ERROR_PARAM, RESULT_ERROR_MESSAGE};
+    const char *strings[4];
+    struct request_head head;
+    enum result read = requests_read_head(export->requests, request, &head);
+    if (read == OK) {
+        for (int i = 0; i < 4; i++)
+            strings[i] = part_string(part, columns[i], record, &texts[i]);
+        struct error_text error = {.status = status,
+            .type = strings[0],
+            .code = strings[1],
+            .param = strings[2],
+            .message = strings[3],
+            .file = requests_input_file_count(export->requests) > 1
+                        ? requests_input_file(export->requests, head.file)
+                        : NULL,
+            .line = head.line};
+        error_append(&error, &export->text);
+    }
+    for (int i = 0; i < 4; i++)
+        buffer_free(&texts[i]);
+    return read;
+}
+
+static enum result spool_record(struct export *export, const struct table *part, size_t record) {
+    int64_t request = ((const int64_t *)table_values(part, RESULT_REQUEST))[record];
+    bool failed = ((const uint8_t *)table_values(part, RESULT_FAILED))[record];
+    int32_t error_status = ((const int32_t *)table_values(part, RESULT_ERROR_STATUS))[record];
+    if (export->places[request].offset >= 0)
+        return OK;
+    struct spool_entry entry = {.status = failed ? error_status : ANSWERED};
+    buffer_clear(&export->text);
+    if (failed)
+        TRY(spool_error(export, part, record, request, error_status));
+    else
+        answer_append(export->answers, part, record, export->needs[request] & NEEDS_THINKING,
+            export->needs[request] & NEEDS_LOGPROBS, &export->text);
+    entry.bytes = export->text.bytes;
+    export->places[request] = (struct place){.offset = export->spool.bytes,
+        .finished_at = ((const double *)table_values(part, RESULT_FINISHED_AT))[record],
+        .record = export->records + (int64_t)record};
+    export->outcomes[request] = failed ? OUTCOME_FAILED : OUTCOME_DONE;
+    export->done += !failed;
+    export->failed += failed;
+    TRY(output_file_write(&export->spool, &entry, sizeof entry));
+    return output_file_write(&export->spool, export->text.data, export->text.bytes);
+}
+
+static enum result check_requests(const struct export *export, const char *path, const struct table *part) {
+    const int64_t *request = table_values(part, RESULT_REQUEST);
+    for (size_t r = 0; r < table_rows(part, RESULT_REQUEST); r++)
+        if (request[r] >= export->total)
+            return fail(ERROR_INPUT, "%s: record %zu is of request %lld, but there are %lld", path, r,
+                (long long)request[r], (long long)export->total);
+    return OK;
+}
+
+static enum result read_part(
+    const struct export *export, const char *path, struct file_header *header, struct table *part) {
+    hid_t file;
+    TRY(part_open(path, RESULTS_FORMAT, true, header, &file));
+    enum result status = OK;
+    if (strcmp(header->requests, requests_identity(export->requests)))
+        status = fail(ERROR_INPUT, "%s: it belongs to other requests", path);
+    if (status == OK)
+        status = results_part_read(file, path, header, part);
+    H5Fclose(file);
+    if (status != OK)
+        return status;
+    status = check_requests(export, path, part);
+    if (status != OK)
+        table_free(part);
+    return status;
+}
+
+static enum result spool_part(struct export *export, const struct part_name *name) {
+    struct table part;
+    struct file_header header;
+    enum result status = read_part(export, name->path, &header, &part);
+    if (status == ERROR_INPUT) {
+        log_warning("%s; left out", error_message());
+        return OK;
+    }
+    if (status != OK)
+        return status;
+    size_t records = table_rows(&part, RESULT_REQUEST);
+    for (size_t r = 0; r < records && status == OK; r++)
+        status = spool_record(export, &part, r);
+    struct indexed_part *indexed = &export->parts[export->parts_used++];
+    indexed->name = name;
+    for (int i = 0; i < RESULT_COLUMNS; i++)
+        indexed->rows[i] = table_rows(&part, i);
+    export->records += (int64_t)records;
+    export->counts.prompt_tokens += header.prompt_tokens;
+    export->counts.generated_tokens += header.generated_tokens;
+    table_free(&part);
+    return status;
+}
+
+static enum result spool_parts(struct export *export, const char *output) {
+    TRY(parts_list(export->options->campaign, "results", &export->list));
+    export->parts = calloc(export->list.count + 1, sizeof *export->parts);
+    if (!export->parts)
+        return fail(ERROR_MEMORY, "out of memory for the list of parts");
+    char *path;
+    if (asprintf(&path, "%s.spool", output) < 0)
+        return fail(ERROR_MEMORY, "out of memory for a path");
+    enum result status = output_file_create(path, &export->spool);
+    free(path);
+    TRY(status);
+    /* Without a name it goes away by itself, however we end. */
+    unlink(export->spool.temporary);
+    for (size_t i = 0; i < export->list.count; i++)
+        TRY(spool_part(export, &export->list.parts[i]));
+    return output_file_write_out(&export->spool);
+}
+
+/* Text of a request's result into export->text. */
+static enum result read_spool(struct export *export, int64_t request, struct spool_entry *entry) {
+    int64_t offset = export->places[request].offset;
+    size_t got;
+    buffer_clear(&export->text);
+    TRY(read_fully(export->spool.fd, entry, sizeof *entry, offset, &got, export->spool.path));
+    char piece[1 << 16];
+    offset += (int64_t)sizeof *entry;
+    for (uint64_t left = got == sizeof *entry ? entry->bytes : 1; left;) {
+        size_t want = left < sizeof piece ? (size_t)left : sizeof piece;
+        TRY(read_fully(export->spool.fd, piece, want, offset, &got, export->spool.path));
+        if (got != want)
+            return fail(ERROR_IO, "%s: it ends too early", export->spool.path);
+        buffer_append(&export->text, piece, got);
+        offset += (int64_t)got;
+        left -= got;
+    }
+    return OK;
+}
+
+/* 32 digits that depend on the campaign, the kind ('r': request, 'e': refused line) and the index. */
+static void line_id(const struct export *export, char kind, int64_t index, char digits[HASH_DIGITS + 1]) {
+    char key[HASH_DIGITS + 32];
+    int bytes =
+        snprintf(key, sizeof key, "%s%c%lld", requests_identity(export->requests), kind, (long long)index);
+    hash_digits_128(key, (size_t)bytes, digits);
+}
+
+static void begin_line(struct buffer *line, const char *id, const struct text_piece *custom_id) {
+    buffer_clear(line);
+    buffer_append_text(line, "{\"id\":\"batch_req_");
+    buffer_append_text(line, id);
+    buffer_append_text(line, "\",\"custom_id\":");
+    if (custom_id)
+        buffer_append_json_string(line, custom_id->data, custom_id->bytes);
+    else
+        buffer_append_text(line, "null");
+    buffer_append_text(line, ",\"response\":");
+}
+
+/* The rest of a line whose error object is `error`. */
+static void end_error_line(
+    struct buffer *line, const char *id, int32_t status, const char *error, size_t error_bytes) {
+    if (status) {
+        buffer_printf(line, "{\"status_code\":%d,\"request_id\":\"%s\",\"body\":{\"error\":", status, id);
+        buffer_append(line, error, error_bytes);
+        buffer_append_text(line, "}},\"error\":null}\n");
+        return;
+    }
+    buffer_append_text(line, "null,\"error\":");
+    buffer_append(line, error, error_bytes);
+    buffer_append_text(line, "}\n");
+}
+
+static enum result write_answer(struct export *export, int64_t request, struct output_file *file) {
+    char id[HASH_DIGITS + 1];
+    struct request_head head;
+    struct spool_entry entry;
+    struct buffer *line = &export->line;
+    double finished_at = export->places[request].finished_at;
+    long long created = isfinite(finished_at) && fabs(finished_at) < 1e15 ? (long long)finished_at : 0;
+    TRY(requests_read_head(export->requests, request, &head));
+    TRY(read_spool(export, request, &entry));
+    line_id(export, 'r', request, id);
+    begin_line(line, id, &head.custom_id);
+    buffer_printf(line,
+        "{\"status_code\":200,\"request_id\":\"%s\",\"body\":{\"id\":\"chatcmpl-%s\",\"object\":\"chat."
+        "completion\","
+        "\"created\":%lld,\"model\":",
+        id, id, created);
+    buffer_append_json_string(line, head.model.data, head.model.bytes);
+    buffer_append(line, ",", 1);
+    buffer_append(line, export->text.data, export->text.bytes);
+    buffer_printf(line, ",\"system_fingerprint\":\"%s\"}},\"error\":null}\n", export->system_fingerprint);
+    return output_file_write(file, line->data, line->bytes);
+}
+
+static enum result write_failed(struct export *export, int64_t request, struct output_file *file) {
+    char id[HASH_DIGITS + 1];
+    struct request_head head;
+    struct spool_entry entry;
+    TRY(requests_read_head(export->requests, request, &head));
+    TRY(read_spool(export, request, &entry));
+    line_id(export, 'r', request, id);
+    begin_line(&export->line, id, &head.custom_id);
+    end_error_line(&export->line, id, entry.status, export->text.data, export->text.bytes);
+    return output_file_write(file, export->line.data, export->line.bytes);
+}
+
+static enum result write_refused(struct export *export, int64_t index, struct output_file *file) {
+    char id[HASH_DIGITS + 1];
+    struct request_error refused;
+    TRY(requests_read_error(export->requests, index, &refused));
+    struct error_text error = {.status = refused.status,
+        .type = refused.type,
+        .code = refused.code,
+        .param = refused.param,
+        .message = refused.message,
+        .file = requests_input_file_count(export->requests) > 1
+                    ? requests_input_file(export->requests, refused.file)
+                    : NULL,
+        .line = refused.line};
+    buffer_clear(&export->text);
+    error_append(&error, &export->text);
+    line_id(export, 'e', index, id);
+    begin_line(&export->line, id, refused.has_custom_id ? &refused.custom_id : NULL);
+    end_error_line(&export->line, id, refused.status, export->text.data, export->text.bytes);
+    return output_file_write(file, export->line.data, export->line.bytes);
+}
+
+static int64_t in_order(const struct export *export, int64_t i) {
+    return export->order ? export->order[i] : i;
+}
+
+static enum result write_results(struct export *export, struct output_file *file) {
+    for (int64_t i = 0; i < export->total; i++) {
+        int64_t request = in_order(export, i);
+        if (export->outcomes[request] == OUTCOME_DONE)
+            TRY(write_answer(export, request, file));
+    }
+    return OK;
+}
+
+/* Refused lines that stand before a place in the input; with file INT32_MAX all that are left. */
+static enum result write_refused_before(
+    struct export *export, int32_t file, int64_t line, int64_t *next, struct output_file *output) {
+    struct request_error refused;
+    for (; *next < requests_error_count(export->requests); ++*next) {
+        TRY(requests_read_error(export->requests, *next, &refused));
+        if (refused.file > file || (refused.file == file && refused.line > line))
+            break;
+        TRY(write_refused(export, *next, output));
+    }
+    return OK;
+}
+
+static enum result write_errors(struct export *export, struct output_file *file) {
+    int64_t next = 0;
+    struct request_head head;
+    if (export->order)
+        TRY(write_refused_before(export, INT32_MAX, 0, &next, file));
+    for (int64_t i = 0; i < export->total; i++) {
+        int64_t request = in_order(export, i);
+        if (export->outcomes[request] != OUTCOME_FAILED)
+            continue;
+        TRY(requests_read_head(export->requests, request, &head));
+        TRY(write_refused_before(export, head.file, head.line, &next, file));
+        TRY(write_failed(export, request, file));
+    }
+    return write_refused_before(export, INT32_MAX, 0, &next, file);
+}
+
+/* Writes one of the two files, or removes an old one when there is nothing to write. */
+static enum result write_file(struct export *export, const char *path, int64_t lines,
+    enum result (*write_lines)(struct export *export, struct output_file *file)) {
+    struct output_file file;
+    bool taken;
+    if (!lines)
+        return unlink(path) && errno != ENOENT ? fail_output(path, "remove the old file") : OK;
+    TRY(output_file_create(path, &file));
+    enum result status = write_lines(export, &file);
+    if (status == OK)
+        return output_file_commit(&file, true, &taken);
+    output_file_abandon(&file);
+    return status;
+}
+
+/* Requests by the time they finished; qsort has no context. */
+static const struct place *sort_places;
+
+static int by_completion(const void *left, const void *right) {
+    int64_t a = *(const int64_t *)left, b = *(const int64_t *)right;
+    double x = sort_places[a].finished_at, y = sort_places[b].finished_at;
+    if (x != y)
+        return x < y ? -1 : 1;
+    return a < b ? -1 : a > b;
+}
+
+static enum result sort_order(struct export *export) {
+    if (export->options->order == ORDER_INPUT || !export->total)
+        return OK;
+    export->order = malloc((size_t) export->total * sizeof *export->order);
+    if (!export->order)
+        return fail(ERROR_MEMORY, "out of memory for the order of completion");
+    for (int64_t i = 0; i < export->total; i++)
+        export->order[i] = i;
+    sort_places = export->places;
+    qsort(export->order, (size_t) export->total, sizeof *export->order, by_completion);
+    return OK;
+}
+
+static enum result write_index(struct export *export) {
+    int64_t *records = malloc((size_t) export->total * sizeof *records + 1);
+    if (!records)
+        return fail(ERROR_MEMORY, "out of memory for the index of results.h5");
+    for (int64_t i = 0; i < export->total; i++)
+        records[i] = export->places[i].record;
+    const char *identity = requests_identity(export->requests);
+    struct provenance provenance = {.command = "export",
+        .model_folder = requests_model_folder(export->requests),
+        .fingerprint = requests_fingerprint(export->requests),
+        .identity = identity,
+        .settings = "{}",
+        .ranks = 1,
+        .supernode = 1};
+    memcpy(export->counts.requests, identity, HASH_DIGITS + 1);
+    export->counts.records = export->records;
+    export->counts.completed = export->done;
+    export->counts.failed = export->failed;
+    enum result status = results_index_write(export->options->campaign, export->parts, export->parts_used,
+        records, export->total, &provenance, &export->counts);
+    free(records);
+    return status;
+}
+
+static void print_summary(const struct export *export, const char *output, const char *errors) {
+    int64_t refused = requests_error_count(export->requests);
+    int64_t waiting = export->total - export->done - export->failed;
+    if (export->done)
+        printf("%s: %lld answers\n", output, (long long)export->done);
+    else
+        printf("no answers: %s is not written\n", output);
+    if (export->failed + refused)
+        printf("%s: %lld errors (%lld refused lines, %lld failed requests)\n", errors,
+            (long long)(export->failed + refused), (long long)refused, (long long)export->failed);
+    if (waiting)
+        log_warning("%lld of %lld requests have no result yet and are in neither file; go on with decode, "
+                    "then export again",
+            (long long)waiting, (long long)export->total);
+}
+
+static enum result export_run(struct export *export, const char *output, const char *errors) {
+    TRY(requests_open(export->options->campaign, &export->requests));
+    export->total = requests_count(export->requests);
+    snprintf(export->system_fingerprint, sizeof export->system_fingerprint, "fp_%.10s",
+        requests_fingerprint(export->requests));
+    TRY(allocate(export));
+    TRY(read_needs(export));
+    TRY(spool_parts(export, output));
+    TRY(sort_order(export));
+    TRY(write_file(export, output, export->done, write_results));
+    TRY(write_file(export, errors, export->failed + requests_error_count(export->requests), write_errors));
+    TRY(write_index(export));
+    print_summary(export, output, errors);
+    return OK;
+}
+
+static void export_free(struct export *export) {
+    output_file_abandon(&export->spool);
+    answer_writer_free(export->answers);
+    if (export->tokenizer)
+        tokenizer_free(export->tokenizer);
+    part_list_free(&export->list);
+    free(export->parts);
+    free(export->places);
+    free(export->needs);
+    free(export->outcomes);
+    free(export->order);
+    buffer_free(&export->text);
+    buffer_free(&export->line);
+    requests_close(export->requests);
+}
+
+enum result command_export(int argc, char **argv) {
+    static const char *const orders[] = {"input", "completion", NULL};
+    struct export_options values = {.order = ORDER_INPUT};
+    const struct option options[] = {
+        {.name = "campaign",
+            .kind = OPTION_TEXT,
+            .value = &values.campaign,
+            .placeholder = "DIR",
+            .required = true,
+            .help = "folder of the campaign"},
+        {.name = "output",
+            .kind = OPTION_TEXT,
+            .value = &values.output,
+            .placeholder = "FILE",
+            .help = "where answers go (default DIR/results.jsonl)"},
+        {.name = "errors",
+            .kind = OPTION_TEXT,
+            .value = &values.errors,
+            .placeholder = "FILE",
+            .help = "where errors go (default DIR/errors.jsonl)"},
+        {.name = "order",
+            .kind = OPTION_CHOICE,
+            .value = &values.order,
+            .choices = orders,
+            .help = "of the lines: as in the input (default), or as they finished"},
+        {.name = "model",
+            .kind = OPTION_TEXT,
+            .value = &values.model,
+            .placeholder = "DIR",
+            .help = "folder with the tokenizer (default: the one given to ingest)"},
+        {0},
+    };
+    static const struct command_usage usage = {.name = "export",
+        .summary = "Writes a campaign's answers and errors as OpenAI batch output files, and results.h5.\n"
+                   "May be used at any time: requests that have no result yet are left out."};
+    bool help_shown;
+    TRY(options_parse(&usage, options, argc, argv, NULL, &help_shown));
+    if (help_shown)
+        return OK;
+    struct export export = {.options = &values, .spool = {.fd = -1}};
+    char *output = values.output ? strdup(values.output) : path_join(values.campaign, "results.jsonl");
+    char *errors = values.errors ? strdup(values.errors) : path_join(values.campaign, "errors.jsonl");
+    enum result status = output && errors ? export_run(&export, output, errors)
+                                          : fail(ERROR_MEMORY, "out of memory for a path");
+    export_free(&export);
+    free(output);
+    free(errors);
+    return status;
+}
