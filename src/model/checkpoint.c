@@ -190,6 +190,9 @@ static enum result collect_tensors(struct checkpoint *checkpoint) {
             TRY(insert_tensor(checkpoint, index));
         }
     }
+    if (index != checkpoint->tensor_count)
+        return fail(ERROR_INTERNAL, "%s: %lld tensors counted, %d found", checkpoint->folder,
+            (long long)checkpoint->tensor_count, index);
     return OK;
 }
 

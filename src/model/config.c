@@ -506,7 +506,7 @@ static enum result check_fixed(const struct section *section, const struct model
 }
 
 static enum result read_sources(const struct section *section, struct model_config *config) {
-    int32_t layers[MOST_LAYERS], count;
+    int32_t layers[MOST_LAYERS] = {0}, count = 0;
     TRY(read_layers(section, "kv_source_layer_ids", config, MOST_LAYERS, layers, &count));
     for (int32_t i = 0; i < count; i++)
         config->is_kv_source[layers[i]] = true;
@@ -621,7 +621,7 @@ static enum result read_quantization(const char *path, const struct json *root) 
     TRY(check_text(&section, "fmt", "e4m3", false));
     TRY(check_text(&section, "activation_scheme", "dynamic", false));
     int64_t block[2];
-    int32_t count;
+    int32_t count = 0;
     TRY(read_list(&section, "weight_block_size", 32, 32, 2, block, &count));
     if (count != 2)
         return fail(ERROR_INPUT, "%s: %sweight_block_size: expected [32, 32], found a list of %d", path,

@@ -132,7 +132,7 @@ int64_t engram_hash_table_rows(const struct engram_hash *hash, int32_t layer) {
 }
 
 void engram_hash_rows(const struct engram_hash *hash, const int32_t *history, int64_t at, int64_t *rows) {
-    int64_t gram[MOST_ENGRAM_NGRAM];
+    int64_t gram[MOST_ENGRAM_NGRAM] = {0};
     bool barred = false;
     for (int32_t back = 0; back < hash->ngrams; back++) {
         barred = barred || at < back || history[at - back] == ENGRAM_BARRIER;

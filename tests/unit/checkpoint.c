@@ -458,6 +458,51 @@ static void test_unknown_and_missing_tensors(void **state) {
     expect_refused(ERROR_INPUT, "layers.0.attn.wq_a.weight_scale_inv: unknown layout of scales", "F8_E8M0");
 }
 
+/* Stores an F32 tensor of a shard as BF16: half its bytes go, later tensors move up. */
+static void store_as_bf16(const char *name, const char *tensor) {
+    struct bytes shard = read_file(name);
+    size_t length = header_length(&shard), data_bytes = shard.count - 8 - length;
+    char *header = strndup(shard.data + 8, length), *text = calloc(1, length + 64), *out = text;
+    char *data = shard.data + 8 + length, *from = header, *end;
+    size_t cut_at = 0, cut = 0; /* known once the tensor is met: entries are in the order of their bytes */
+    const char key[] = "\"data_offsets\":[";
+    for (char *offsets; (offsets = strstr(from, key)); from = end) {
+        offsets += strlen(key);
+        size_t begin = strtoull(offsets, &end, 10) - cut, until = strtoull(end + 1, &end, 10) - cut;
+        char *named = strstr(from, tensor), *dtype = strstr(from, "\"F32\"");
+        if (!cut && named && named < offsets) {
+            out += sprintf(out, "%.*s\"BF16\"", (int)(dtype - from), from);
+            from = dtype + strlen("\"F32\"");
+            cut = (until - begin) / 2;
+            until -= cut;
+            cut_at = until;
+        }
+        out += sprintf(out, "%.*s%zu,%zu", (int)(offsets - from), from, begin, until);
+    }
+    strcpy(out, from);
+    assert_true(cut > 0);
+    memmove(data + cut_at, data + cut_at + cut, data_bytes - cut_at - cut);
+    write_shard(name, text, data, data_bytes - cut);
+    free(text);
+    free(header);
+    free(shard.data);
+}
+
+/* The confidence head may be BF16; another F32 tensor may not. */
+static void test_bf16_confidence_head(void **state) {
+    (void)state;
+    store_as_bf16(SECOND, "mtp.2.confidence_head.proj.weight");
+    struct checkpoint *checkpoint = open_or_fail(folder);
+    struct matrix matrix;
+    assert_int_equal(checkpoint_matrix(checkpoint, "mtp.2.confidence_head.proj", &matrix), OK);
+    assert_int_equal(matrix.format, WEIGHT_BF16);
+    assert_int_equal(matrix.columns, 144);
+    checkpoint_close(checkpoint);
+    restore(SECOND);
+    store_as_bf16(SECOND, "mtp.2.attn.attn_sink");
+    expect_refused(ERROR_INPUT, "mtp.2.attn.attn_sink: expected dtype F32, found BF16", SECOND);
+}
+
 /* A tensor more at the end of the second shard, named by the index too. */
 static void test_extra_tensor(void **state) {
     (void)state;
@@ -526,6 +571,7 @@ int main(void) {
         IN_FOLDER(test_damaged_index),
         IN_FOLDER(test_wrong_tensors),
         IN_FOLDER(test_unknown_and_missing_tensors),
+        IN_FOLDER(test_bf16_confidence_head),
         IN_FOLDER(test_extra_tensor),
         IN_FOLDER(test_parts_switched_off),
         IN_FOLDER(test_token_map),
