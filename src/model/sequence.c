@@ -440,7 +440,7 @@ MUST_CHECK enum result sequence_save(
     int64_t total = 0, at = 0;
     for (int32_t i = 0; i < model->section_count; i++)
         total += align64(rows[i] * model->sections[i].row_bytes);
-    saved->sections = calloc((size_t)model->section_count, sizeof *saved->sections);
+    saved->sections = calloc((uint32_t)model->section_count, sizeof *saved->sections);
     saved->memory = malloc((size_t)total + 1);
     if (!saved->sections || !saved->memory) {
         sequence_saved_free(saved);
