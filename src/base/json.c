@@ -376,16 +376,16 @@ static enum result drop_duplicates(struct json_document *document, struct json *
         TRY(clear_slots(document, slots));
         mask = slots - 1;
     }
-    struct json *previous = NULL;
-    for (struct json *member = (struct json *)object->first; member; member = (struct json *)member->next) {
+    const struct json **link = &object->first; /* what points to the member at hand */
+    while (*link) {
+        struct json *member = (struct json *)*link;
         struct json *earlier = mask ? find_or_insert(document, mask, member) : find_small(object, member);
-        if (!earlier) {
-            previous = member;
-            continue;
-        }
-        take_value(earlier, member);
-        previous->next = member->next; /* never the first member: that one has no earlier */
-        object->count--;
+        if (earlier) {
+            take_value(earlier, member);
+            *link = member->next;
+            object->count--;
+        } else
+            link = &member->next;
     }
     return OK;
 }
