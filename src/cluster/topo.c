@@ -46,9 +46,7 @@ static void fill_line(const struct topo_row *row, int32_t rank, int32_t supernod
     snprintf(line->cells[0], CELL_BYTES, "%d", rank);
     snprintf(line->cells[1], CELL_BYTES, "%s", row->host);
     snprintf(line->cells[2], CELL_BYTES, "%d", row->supernode);
-    print_range(line->cells[3], place->first_core, place->cores);
-    if (place->shared)
-        strcat(line->cells[3], " shared");
+    snprintf(line->cells[3], CELL_BYTES, "%d%s", place->cores, place->shared ? " shared" : "");
     snprintf(line->cells[4], CELL_BYTES, "%s", place->cpuset);
     snprintf(line->cells[5], CELL_BYTES, place->numa_node < 0 ? "-" : "%d", place->numa_node);
     snprintf(line->cells[6], CELL_BYTES, "%s", place->accelerator < 0 ? "-" : place->accelerator_name);
@@ -152,8 +150,10 @@ enum result topo_print(const struct topo_options *options, struct buffer *out) {
     TRY_GOTO(status, choose_ranks(topology, options, &ranks, &ranks_per_node), done);
     nodes = calloc((size_t)ranks, sizeof *nodes);
     rows = calloc((size_t)ranks, sizeof *rows);
-    if (!nodes || !rows)
-        TRY_GOTO(status, fail(ERROR_MEMORY, "out of memory for a layout of %d ranks", ranks), done);
+    if (!nodes || !rows) {
+        status = fail(ERROR_MEMORY, "out of memory for a layout of %d ranks", ranks);
+        goto done;
+    }
     layout_fill_nodes(nodes, ranks, ranks_per_node);
     TRY_GOTO(status, layout_make(nodes, ranks, options->supernode, &layout), done);
     TRY_GOTO(status, place_rows(topology, &layout, rows), done);

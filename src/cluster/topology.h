@@ -23,11 +23,11 @@ int32_t topology_accelerators(const struct topology *topology);
 void topology_describe(const struct topology *topology, struct buffer *out);
 
 struct rank_place {
-    int32_t first_core,
-        cores;           /* logical indices of whole cores; more ranks than cores: cores is 1 and shared */
-    bool shared;         /* another rank has the same core */
-    int32_t numa_node;   /* logical index of the memory next to all those cores, -1: none or several */
-    int32_t accelerator; /* logical index among the machine's accelerators, -1: none */
+    int32_t first_core;        /* logical index of the first of its whole cores, which are neighbours */
+    int32_t cores;             /* with more ranks than cores: 1, and shared */
+    bool shared;               /* another rank has the same core */
+    int32_t numa_node;         /* logical index of the memory next to all those cores, -1: none or several */
+    int32_t accelerator;       /* logical index among the machine's accelerators, -1: none */
     char accelerator_name[32]; /* as the operating system or CUDA calls it, "" without one */
     char cpuset[256];          /* as hwloc prints lists: "0-3,8"; ends in "..." when longer */
 };
