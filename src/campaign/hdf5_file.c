@@ -76,9 +76,22 @@ static herr_t note_cause(unsigned depth, const H5E_error2_t *entry, void *contex
     return 0;
 }
 
+static struct cause noted;
+
+int64_t hdf5_noted(int64_t status) {
+    if (status < 0) {
+        noted = (struct cause){.text = "", .error = 0};
+        H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, note_cause, &noted);
+    }
+    return status;
+}
+
 enum result hdf5_fail(enum result code, const char *path, const char *action, const char *name) {
     struct cause cause = {.text = "", .error = 0};
     H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, note_cause, &cause);
+    if (!cause.text[0])
+        cause = noted;
+    noted = (struct cause){.text = "", .error = 0};
     H5Eclear2(H5E_DEFAULT);
     char what[256];
     snprintf(what, sizeof what, "%s%s%s", action, name && *name ? " " : "", name ? name : "");
@@ -158,7 +171,7 @@ enum result hdf5_image_begin(struct hdf5_image *image, hid_t *file) {
     hid_t creation = creation_properties();
     H5Pset_fapl_core(access, IMAGE_INCREMENT, 0);
     H5Pset_file_image_callbacks(access, &callbacks);
-    *file = H5Fcreate("nocturne-image", H5F_ACC_TRUNC, creation, access);
+    *file = hdf5_noted(H5Fcreate("nocturne-image", H5F_ACC_TRUNC, creation, access));
     H5Pclose(creation);
     H5Pclose(access);
     return *file >= 0 ? OK : hdf5_fail(ERROR_INTERNAL, "a part in memory", "create", "");
@@ -189,7 +202,7 @@ enum result hdf5_create(const char *path, hid_t *file) {
     ignore_size_signal();
     hid_t access = access_properties();
     hid_t creation = creation_properties();
-    *file = H5Fcreate(path, H5F_ACC_TRUNC, creation, access);
+    *file = hdf5_noted(H5Fcreate(path, H5F_ACC_TRUNC, creation, access));
     H5Pclose(creation);
     H5Pclose(access);
     return *file >= 0 ? OK : hdf5_fail(ERROR_IO, path, "create", "");
@@ -197,7 +210,7 @@ enum result hdf5_create(const char *path, hid_t *file) {
 
 enum result hdf5_open(const char *path, hid_t *file) {
     hid_t access = access_properties();
-    *file = H5Fopen(path, H5F_ACC_RDONLY, access);
+    *file = hdf5_noted(H5Fopen(path, H5F_ACC_RDONLY, access));
     H5Pclose(access);
     return *file >= 0 ? OK : hdf5_fail(ERROR_INPUT, path, "open as HDF5", "");
 }
@@ -232,8 +245,8 @@ done:
 static enum result put_attribute(
     hid_t object, const char *name, hid_t type, hid_t memory_type, const void *value) {
     hid_t space = H5Screate(H5S_SCALAR);
-    hid_t attribute = H5Acreate2(object, name, type, space, H5P_DEFAULT, H5P_DEFAULT);
-    herr_t written = attribute < 0 ? -1 : H5Awrite(attribute, memory_type, value);
+    hid_t attribute = hdf5_noted(H5Acreate2(object, name, type, space, H5P_DEFAULT, H5P_DEFAULT));
+    int64_t written = attribute < 0 ? -1 : hdf5_noted(H5Awrite(attribute, memory_type, value));
     if (attribute >= 0)
         H5Aclose(attribute);
     H5Sclose(space);
@@ -455,9 +468,10 @@ enum result hdf5_read_rows(hid_t dataset, const char *path, const struct column 
     hsize_t start[2] = {first, 0}, extents[2];
     int dimensions = column_extents(count, row_bytes, extents);
     hid_t space = H5Dget_space(dataset), memory = H5Screate_simple(dimensions, extents, NULL);
-    herr_t got = H5Sselect_hyperslab(space, H5S_SELECT_SET, start, NULL, extents, NULL);
+    int64_t got = hdf5_noted(H5Sselect_hyperslab(space, H5S_SELECT_SET, start, NULL, extents, NULL));
     if (got >= 0)
-        got = H5Dread(dataset, column_memory_type(column->type), memory, space, H5P_DEFAULT, data);
+        got =
+            hdf5_noted(H5Dread(dataset, column_memory_type(column->type), memory, space, H5P_DEFAULT, data));
     H5Sclose(memory);
     H5Sclose(space);
     return got < 0 ? hdf5_fail(ERROR_INPUT, path, "read the dataset", column->name) : OK;

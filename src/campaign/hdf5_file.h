@@ -53,6 +53,10 @@ MUST_CHECK enum result hdf5_close(hid_t *file, const char *path);
  * named as such), ERROR_INPUT for reading. */
 enum result hdf5_fail(enum result code, const char *path, const char *action, const char *name);
 
+/* Passes a result or identifier of HDF5 through, keeping the cause of a failure for hdf5_fail: any further call to the library, such
+ * as closing what was open, would clear it. */
+int64_t hdf5_noted(int64_t status);
+
 /* Attributes of a group or dataset. Text is fixed-length UTF-8. */
 MUST_CHECK enum result hdf5_put_text(hid_t object, const char *name, const char *text);
 MUST_CHECK enum result hdf5_put_int64(hid_t object, const char *name, int64_t value);

@@ -104,12 +104,13 @@ static enum result extend_dataset(struct stream *stream, const char *path, int c
     hid_t dataset = stream->datasets[column];
     hsize_t start = stream->rows[column], end = start + count;
     const void *values = table_values(&stream->table, column);
-    herr_t written = H5Dset_extent(dataset, &end);
+    int64_t written = hdf5_noted(H5Dset_extent(dataset, &end));
     hid_t space = H5Dget_space(dataset), memory = H5Screate_simple(1, &count, NULL);
     if (written >= 0)
-        written = H5Sselect_hyperslab(space, H5S_SELECT_SET, &start, NULL, &count, NULL);
+        written = hdf5_noted(H5Sselect_hyperslab(space, H5S_SELECT_SET, &start, NULL, &count, NULL));
     if (written >= 0)
-        written = H5Dwrite(dataset, column_memory_type(about->type), memory, space, H5P_DEFAULT, values);
+        written = hdf5_noted(
+            H5Dwrite(dataset, column_memory_type(about->type), memory, space, H5P_DEFAULT, values));
     H5Sclose(memory);
     H5Sclose(space);
     if (written < 0)
@@ -142,7 +143,7 @@ static enum result stream_finish(
             identity, stream->table.columns[i].name, strlen(stream->table.columns[i].name) + 1);
         XXH3_128bits_update(identity, digits, sizeof digits);
         TRY(hdf5_put_text(stream->datasets[i], "xxh3_64", digits));
-        herr_t closed = H5Dclose(stream->datasets[i]);
+        int64_t closed = hdf5_noted(H5Dclose(stream->datasets[i]));
         stream->datasets[i] = H5I_INVALID_HID;
         if (closed < 0)
             return hdf5_fail(ERROR_IO, path, "write the dataset", stream->table.columns[i].name);

@@ -27,16 +27,17 @@ static enum result write_virtual(const struct index_writer *writer, int column) 
     if (!total)
         return hdf5_write_column(writer->file, writer->path, about, NULL, 0, 0);
     hid_t space = H5Screate_simple(1, &total, NULL), creation = H5Pcreate(H5P_DATASET_CREATE);
-    herr_t made = 0;
+    int64_t made = 0;
     H5Pset_obj_track_times(creation, 0);
     for (size_t i = 0; i < writer->count && made >= 0; i++) {
         hsize_t rows = writer->parts[i].rows[column];
         if (!rows)
             continue;
         hid_t source = H5Screate_simple(1, &rows, NULL);
-        made = H5Sselect_hyperslab(space, H5S_SELECT_SET, &start, NULL, &rows, NULL);
+        made = hdf5_noted(H5Sselect_hyperslab(space, H5S_SELECT_SET, &start, NULL, &rows, NULL));
         if (made >= 0)
-            made = H5Pset_virtual(creation, space, writer->parts[i].name->relative, about->name, source);
+            made = hdf5_noted(
+                H5Pset_virtual(creation, space, writer->parts[i].name->relative, about->name, source));
         H5Sclose(source);
         start += rows;
     }
@@ -58,9 +59,10 @@ static enum result write_rows(const struct index_writer *writer, hid_t dataset, 
     if (!rows)
         return OK;
     hid_t space = H5Dget_space(dataset), memory = H5Screate_simple(1, &rows, NULL);
-    herr_t written = H5Sselect_hyperslab(space, H5S_SELECT_SET, &start, NULL, &rows, NULL);
+    int64_t written = hdf5_noted(H5Sselect_hyperslab(space, H5S_SELECT_SET, &start, NULL, &rows, NULL));
     if (written >= 0)
-        written = H5Dwrite(dataset, column_memory_type(about->type), memory, space, H5P_DEFAULT, values);
+        written = hdf5_noted(
+            H5Dwrite(dataset, column_memory_type(about->type), memory, space, H5P_DEFAULT, values));
     H5Sclose(memory);
     H5Sclose(space);
     return written < 0 ? hdf5_fail(ERROR_IO, writer->path, "write the dataset", about->name) : OK;
