@@ -144,9 +144,9 @@ static void attend_heads(
     for (int32_t k = 0; k < count; k += KEY_TILE)
         for (int32_t c = 0; c < call->padded; c += BLOCK_COLUMNS)
             FOR_SET(dot_tile)
-            (call->q + (int64_t)token * call->heads + head, c, heads, rows + (int64_t)k * call->padded + c,
-                call->padded, least(KEY_TILE, count - k), least(BLOCK_COLUMNS, call->padded - c), scores + k,
-                most, c > 0);
+    (call->q + (int64_t)token * call->heads + head, c, heads, rows + (int64_t)k * call->padded + c,
+        call->padded, least(KEY_TILE, count - k), least(BLOCK_COLUMNS, call->padded - c), scores + k, most,
+        c > 0);
     float scale = 1.0f / sqrtf((float)call->columns);
     for (int32_t h = 0; h < heads; h++)
         softmax_with_sink(

@@ -34,9 +34,14 @@ enum {
 void FOR_SET(dot_tile)(const float *const *x, int32_t column, int32_t tokens, const float *w,
     int64_t w_stride, int32_t rows, int32_t columns, float *out, int64_t out_stride, bool add);
 
-/* Values of columns [column, column + count) of a matrix row into out, then zeros up to a multiple of LANES. column is a
- * multiple of GROUP. */
-void FOR_SET(decode_weights)(const struct matrix *w, int32_t row, int32_t column, int32_t count, float *out);
+struct weight_block; /* weights.h */
+
+/* The same on a block's packed weights, decoded in registers: for few tokens. */
+void FOR_SET(dot_packed)(const float *const *x, int32_t column, int32_t tokens,
+    const struct weight_block *block, int32_t rows, float *out, int64_t out_stride, bool add);
+
+/* Values of a block's first `rows` rows: out[r * stride + c], padded with zeros to a multiple of LANES. */
+void FOR_SET(decode_block)(const struct weight_block *block, int32_t rows, float *out, int64_t stride);
 
 /* Rows [row, row + rows) (at most TILE_ROWS) of w times the input rows x, each padded with zeros to a multiple of LANES:
  * out[t * out_stride + r]. tile: scratch of
@@ -61,9 +66,11 @@ static inline float *weight_tiles(struct stream *stream) {
 
 /* Up to LANES BF16 values, then zeros. */
 static inline lanes load_bf16_part(const uint16_t *from, int32_t count) {
-    float value[LANES] = {0};
-    for (int32_t l = 0; l < LANES && l < count; l++)
-        value[l] = bf16_value(from[l]);
+    uint16_t code[LANES] = {0};
+    float value[LANES];
+    memcpy(code, from, (size_t)least(count, LANES) * sizeof *code);
+    for (int32_t l = 0; l < LANES; l++)
+        value[l] = bf16_value(code[l]);
     return load(value);
 }
 

@@ -66,8 +66,11 @@ static inline uint8_t e4m3_code(float value) {
 }
 
 static inline float e2m1_value(uint8_t code) {
-    static const float values[16] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6};
-    return values[code & 15];
+    uint32_t magnitude = code & 7u;
+    float small = (float)(int32_t)magnitude * 0.5f; /* 0 and 0.5, the denormal */
+    float normal = bits_float((magnitude << 22) + (126u << 23));
+    float value = magnitude < 2 ? small : normal;
+    return bits_float(float_bits(value) | (uint32_t)(code & 8u) << 28);
 }
 
 /* Nearest E2M1, ties to the even code, clipped to +-6. */

@@ -1,54 +1,27 @@
 /* Products of rows with packed weights. */
 #include "kernels/cpu/operations/internal.h"
+#include "kernels/cpu/operations/weights.h"
 
-enum { CHUNK_TOKENS = 192 }; /* tokens of one work item: enough to pay for decoding its weights */
+enum {
+    CHUNK_TOKENS = 192, /* tokens of one work item: enough to pay for decoding its weights */
+    PACKED_TOKENS = 4,  /* up to so many, weights are decoded in registers */
+};
 
-/* ---- weights ---- */
-
-static void decode_fp8_columns(const uint8_t *codes, const uint8_t *scales, int32_t count, float *out) {
-    for (int32_t c = 0; c < count; c++)
-        out[c] = e4m3_value(codes[c]) * e8m0_value(scales[c / GROUP]);
-}
-
-static void decode_fp4_columns(const uint8_t *codes, const uint8_t *scales, int32_t count, float *out) {
-    for (int32_t c = 0; c < count; c += GROUP)
-        unpack_fp4(codes + c / 2, least(GROUP, count - c), e8m0_value(scales[c / GROUP]), out + c);
-}
-
-void FOR_SET(decode_weights)(const struct matrix *w, int32_t row, int32_t column, int32_t count, float *out) {
-    int64_t at = (int64_t)row * w->columns + column;
-    int64_t groups = (w->columns + GROUP - 1) / GROUP;
-    const uint8_t *bytes = w->values;
-    switch (w->format) {
-    case WEIGHT_F32:
-        memcpy(out, (const float *)w->values + at, (size_t)count * sizeof(float));
-        break;
-    case WEIGHT_BF16:
-        for (int32_t c = 0; c < count; c++)
-            out[c] = bf16_value(((const uint16_t *)w->values)[at + c]);
-        break;
-    case WEIGHT_FP8_TILE:
-        decode_fp8_columns(bytes + at, w->scales + row / GROUP * groups + column / GROUP, count, out);
-        break;
-    case WEIGHT_FP8_ROW:
-        decode_fp8_columns(bytes + at, w->scales + row * groups + column / GROUP, count, out);
-        break;
-    case WEIGHT_FP4_ROW:
-        decode_fp4_columns(bytes + at / 2, w->scales + row * groups + column / GROUP, count, out);
-        break;
-    }
-    for (int32_t c = count; c % LANES != 0; c++)
-        out[c] = 0;
-}
+/* ---- a tile of outputs ---- */
 
 void FOR_SET(multiply_rows)(const float *const *x, int32_t tokens, const struct matrix *w, int32_t row,
     int32_t rows, float *out, int64_t out_stride, float *tile) {
     for (int32_t column = 0; column < w->columns; column += BLOCK_COLUMNS) {
-        int32_t count = least(BLOCK_COLUMNS, w->columns - column);
-        for (int32_t r = 0; r < rows; r++)
-            FOR_SET(decode_weights)(w, row + r, column, count, tile + r * BLOCK_COLUMNS);
+        struct weight_block block;
+        open_block(w, row, rows, column, least(BLOCK_COLUMNS, w->columns - column), &block);
+        if (tokens <= PACKED_TOKENS) {
+            FOR_SET(dot_packed)(x, column, tokens, &block, rows, out, out_stride, column > 0);
+            continue;
+        }
+        FOR_SET(decode_block)(&block, rows, tile, BLOCK_COLUMNS);
         FOR_SET(dot_tile)
-        (x, column, tokens, tile, BLOCK_COLUMNS, rows, round_up(count, LANES), out, out_stride, column > 0);
+        (x, column, tokens, tile, BLOCK_COLUMNS, rows, round_up(block.columns, LANES), out, out_stride,
+            column > 0);
     }
 }
 

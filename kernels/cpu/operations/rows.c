@@ -1,20 +1,21 @@
 /* Operations on rows: norms, encodings, rotation, activation, sums. */
 #include "kernels/cpu/operations/internal.h"
+#include "kernels/cpu/operations/weights.h"
 
 #include <math.h> /* cos, sin, sqrtf */
 
 static void embed(
     struct stream *stream, const struct matrix *table, const int32_t *ids, int32_t tokens, float *out) {
     (void)stream;
-    for (int32_t t = 0; t < tokens; t++) {
-        float *to = out + (int64_t)t * table->columns;
-        float block[BLOCK_COLUMNS]; /* decoding pads with zeros */
+    for (int32_t t = 0; t < tokens; t++)
         for (int32_t c = 0; c < table->columns; c += BLOCK_COLUMNS) {
             int32_t count = least(BLOCK_COLUMNS, table->columns - c);
-            FOR_SET(decode_weights)(table, ids[t], c, count, block);
-            memcpy(to + c, block, (size_t)count * sizeof(float));
+            float values[BLOCK_COLUMNS]; /* decoding pads with zeros */
+            struct weight_block block;
+            open_block(table, ids[t], 1, c, count, &block);
+            FOR_SET(decode_block)(&block, 1, values, BLOCK_COLUMNS);
+            memcpy(out + (int64_t)t * table->columns + c, values, (size_t)count * sizeof(float));
         }
-    }
 }
 
 static void rms_norm(struct stream *stream, const float *x, int32_t tokens, int32_t columns,
