@@ -364,9 +364,9 @@ enum result engine_run(const struct engine_options *options, const struct engine
         *stopped = work && stop;
         if (!work || stop)
             break;
-        status = model_step(options->model, engine.spans, engine.span_count, engine.logits);
-        if (status == OK)
-            status = take_outcomes(&engine);
+        /* Its failure is not agreed: the other ranks are inside the step's exchanges, so the run must be ended. */
+        TRY_GOTO(status, model_step(options->model, engine.spans, engine.span_count, engine.logits), done);
+        status = take_outcomes(&engine);
         if (status == OK)
             status = sink->step_end(sink->context, &engine.world);
     }
