@@ -168,8 +168,11 @@ def chat(custom_id, text, **options):
     return {"custom_id": custom_id, "method": "POST", "url": "/v1/chat/completions", "body": body}
 
 
-def small_requests(max_tokens=24):
-    """A few short requests with every kind of sampling, and one line that is refused."""
+def small_requests(max_tokens=24, repeat=1):
+    """A few short requests with every kind of sampling, and one line that is refused.
+
+    `repeat` makes their prompts longer, so that a small step holds few of them.
+    """
     greedy = {"temperature": 0, "max_tokens": max_tokens}
     lines = [chat(f"define-{word}", f"Define {word}.", **greedy) for word in ("dog", "river", "king", "bread")]
     lines += [
@@ -182,6 +185,9 @@ def small_requests(max_tokens=24):
         chat("json", "Give a JSON array of the numbers from 3 to 9.", **greedy),
         chat("penalty", "What does hope mean?", temperature=0.5, presence_penalty=0.5, max_tokens=max_tokens),
     ]
+    for line in lines:
+        message = line["body"]["messages"][0]
+        message["content"] = " ".join([message["content"]] * repeat)
     text = [json.dumps(line) for line in lines]
     text.insert(3, '{"custom_id": "cut off", "method":')
     return text

@@ -14,7 +14,7 @@ import campaigns
 from campaigns import INPUT, answers, check, compare, fresh_copy, ingest, parts, run
 
 RANKS = 2
-SMALL_PARTS = ["--threads", "1", "--part-seconds", "0", "--batch", "2"]
+SMALL_PARTS = ["--threads", "1", "--part-seconds", "0", "--batch", "2", "--step-tokens", "128"]
 
 
 def cut(size):
@@ -70,14 +70,14 @@ class Template:
     """An undisturbed campaign in many small parts, and one of other requests."""
 
     def __init__(self, folder):
-        requests = campaigns.write_lines(os.path.join(folder, "requests.jsonl"), campaigns.small_requests(12))
+        requests = campaigns.write_lines(os.path.join(folder, "requests.jsonl"), campaigns.small_requests(12, 10))
         self.campaign = os.path.join(folder, "template")
         ingest(self.campaign, requests)
         run(["prefill", "--campaign", self.campaign, *SMALL_PARTS], RANKS)
         self.prefilled = fresh_copy(self.campaign, os.path.join(folder, "prefilled"))
         run(["decode", "--campaign", self.campaign, *SMALL_PARTS], RANKS)
         self.expected = answers(self.campaign)
-        other = [line.replace("dog", "cat").replace("fox", "horse") for line in campaigns.small_requests(12)]
+        other = [line.replace("dog", "cat").replace("fox", "horse") for line in campaigns.small_requests(12, 10)]
         other_requests = campaigns.write_lines(os.path.join(folder, "other.jsonl"), other)
         self.other = os.path.join(folder, "other")
         ingest(self.other, other_requests)

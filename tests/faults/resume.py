@@ -34,10 +34,10 @@ from campaigns import (
 RANKS = 2
 
 
-def long_requests(count=24, max_tokens=200):
+def long_requests(count=12, max_tokens=100):
     """Work for some seconds: stories that do not end by themselves."""
     return [
-        json.dumps(chat(f"story-{i}", f"Tell me a story about a fox.", seed=i, max_tokens=max_tokens, ignore_eos=True))
+        json.dumps(chat(f"story-{i}", "Tell me a story about a fox.", seed=i, max_tokens=max_tokens, ignore_eos=True))
         for i in range(count)
     ]
 
@@ -100,7 +100,7 @@ def stop_by_signal(folder):
 
 def second_launch(folder):
     """A launch while another works on the campaign is refused and names the holder; status works all the while."""
-    campaign = prepared(folder, long_requests())
+    campaign = prepared(folder, long_requests(16, 200))
     first = Launch(["run", "--campaign", campaign, "--threads", "1", "--part-seconds", "0", "--batch", "2"], RANKS)
     while first.process.poll() is None and not parts(campaign, "results"):
         time.sleep(0.01)
