@@ -2,10 +2,12 @@
 
 #include "campaign/requests_columns.h"
 
+#include <errno.h>  /* errno */
 #include <limits.h> /* INT32_MAX */
 #include <stdio.h>  /* snprintf */
 #include <stdlib.h> /* calloc, free */
 #include <string.h> /* memcpy, strcmp */
+#include <unistd.h> /* access */
 
 enum {
     LEAST_BLOCK = 16,        /* records read at once after a jump */
@@ -292,6 +294,10 @@ enum result requests_open(const char *campaign_folder, struct requests **request
     made->path = path_join(campaign_folder, "requests.h5");
     if (!made->path) {
         status = fail(ERROR_MEMORY, "out of memory for a path");
+        goto done;
+    }
+    if (access(made->path, F_OK) && errno == ENOENT) {
+        status = fail(ERROR_IO, "%s is not there: 'nocturne ingest' makes a campaign", made->path);
         goto done;
     }
     TRY_GOTO(status, header_verify_path(made->path, REQUESTS_FORMAT, false, &made->header), done);
