@@ -13,7 +13,13 @@
 /* HDF5's own superblock (version 2 and 3) begins after the user block; its end-of-file address is at this offset. */
 enum { END_OF_FILE_OFFSET = HEADER_BYTES + 28, SUPERBLOCK_BYTES = 48, IMAGE_INCREMENT = 1 << 16 };
 
+/* Every use of HDF5 begins here. Its own clean-up at exit is left out: we close what we open, and after a failed write it
+ * would try again to write what is left of that file, and crash. */
 static void silence(void) {
+    static bool begun;
+    if (!begun)
+        H5dont_atexit();
+    begun = true;
     H5Eset_auto2(H5E_DEFAULT, NULL, NULL);
 }
 
