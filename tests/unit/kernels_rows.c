@@ -115,6 +115,39 @@ static void test_encodings(void **state) {
     free(x);
 }
 
+/* Any bytes decode to what the formats say, NaN codes and extreme scales among them. */
+static void test_decoding_of_any_bytes(void **state) {
+    (void)state;
+    static const enum row_encoding encodings[] = {ROWS_FP8, ROWS_FP4, ROWS_FP4_FINE};
+    enum { N = 256, ROWS = 300 };
+    for (int32_t e = 0; e < 3; e++)
+        for (size_t s = 0; s < 3; s++) {
+            const struct kernels *kernels;
+            struct stream *stream;
+            if (kernels_cpu_create(1, instruction_set_names[s], &kernels) != OK)
+                continue;
+            assert_int_equal(kernels->stream_create(kernels, &stream), OK);
+            int32_t stride = row_bytes(encodings[e], N);
+            uint8_t *bytes = allocate_or_fail((size_t)(ROWS * stride));
+            for (int32_t i = 0; i < ROWS * stride; i++)
+                bytes[i] = (uint8_t)random_bits();
+            float *found = allocate_or_fail(ROWS * N * 4), expected[N];
+            struct rows rows = {bytes, encodings[e], N, stride};
+            kernels->decode(stream, &rows, ROWS, found);
+            for (int32_t r = 0; r < ROWS; r++) {
+                decode_row(encodings[e], bytes + r * stride, N, expected);
+                for (int32_t i = 0; i < N; i++)
+                    if (!(found[r * N + i] == expected[i] || (isnan(found[r * N + i]) && isnan(expected[i]))))
+                        fail_msg("encoding %d, %s: row %d, column %d: %a, expected %a", encodings[e],
+                            instruction_set_names[s], r, i, (double)found[r * N + i], (double)expected[i]);
+            }
+            free(bytes);
+            free(found);
+            kernels->stream_free(kernels, stream);
+            kernels_cpu_free(kernels);
+        }
+}
+
 /* ---- embed ---- */
 
 RUN(embed) {
@@ -654,6 +687,7 @@ int main(void) {
         cmocka_unit_test(test_backend),
         cmocka_unit_test(test_rms_norm),
         cmocka_unit_test(test_encodings),
+        cmocka_unit_test(test_decoding_of_any_bytes),
         cmocka_unit_test(test_embed),
         cmocka_unit_test(test_rotate),
         cmocka_unit_test(test_swiglu),

@@ -6,6 +6,7 @@
  * chosen rows).
  */
 #include "kernels/cpu/operations/internal.h"
+#include "kernels/cpu/operations/weights.h"
 
 #include <math.h> /* INFINITY, sqrtf */
 
@@ -21,6 +22,7 @@ enum { SUM_HEADS = 3, SUM_VECTORS = 4 };
 struct attention_call {
     const float *const *q; /* [T * heads], padded */
     int32_t heads, columns, padded;
+    int64_t row_stride; /* floats from decoded row to row: not a power of two, which would crowd cache sets */
     const int32_t *sequence, *position, *visible_from;
     const struct block_rows *window, *latents;
     const struct block_tables *window_tables, *latent_tables;
@@ -29,7 +31,7 @@ struct attention_call {
     const float *sink;
     float *out;
     int32_t most_rows;    /* of any token, rounded up to LANES */
-    float *rows, *scores; /* scratch: [batch, most_rows, padded], [batch, heads, most_rows] */
+    float *rows, *scores; /* scratch: [batch, most_rows, row_stride], [batch, heads, most_rows] */
 };
 
 /* ---- rows ---- */
@@ -56,7 +58,7 @@ static void decode_visible_row(const struct attention_call *call, int32_t token,
     const struct block_tables *tables = index < window ? call->window_tables : call->latent_tables;
     int32_t row = index < window ? call->visible_from[token] + index
                                  : call->chosen[(int64_t)token * call->top_k + index - window];
-    decode_row(rows->encoding, block_row(rows, tables, sequence, row), call->columns, out);
+    decode_row_fast(rows->encoding, block_row(rows, tables, sequence, row), call->columns, out);
     for (int32_t c = call->columns; c < call->padded; c++)
         out[c] = 0;
 }
@@ -112,25 +114,28 @@ static inline __attribute__((always_inline)) void sum_tile(const float *weight, 
     }
 }
 
-/* Columns [column, column + vectors * LANES) of the outputs of `heads` heads. */
+/* Columns [column, column + vectors * LANES) of the outputs of `heads` heads; vectors is SUM_VECTORS or 1. */
 static void sum_strip(const float *weight, int64_t weight_stride, const float *rows, int64_t row_stride,
     int32_t count, int32_t heads, int32_t column, int32_t vectors, int32_t columns, float *out) {
-    for (int32_t h = 0; h < heads;) {
+    int32_t now;
+    for (int32_t h = 0; h < heads; h += now) {
         lanes sum[SUM_HEADS][SUM_VECTORS];
-        bool is_full = heads - h >= SUM_HEADS && vectors == SUM_VECTORS;
-        int32_t now = is_full ? SUM_HEADS : 1;
-        const float *w = weight + h * weight_stride;
-        if (is_full)
-            sum_tile(w, weight_stride, rows + column, row_stride, count, sum, SUM_HEADS, SUM_VECTORS);
-        else if (vectors == SUM_VECTORS)
-            sum_tile(w, weight_stride, rows + column, row_stride, count, sum, 1, SUM_VECTORS);
-        else
-            sum_tile(w, weight_stride, rows + column, row_stride, count, sum, 1, 1);
+        const float *w = weight + h * weight_stride, *first = rows + column;
+        now = heads - h >= SUM_HEADS ? SUM_HEADS : heads - h >= 2 ? 2 : 1;
+        if (vectors == 1) {
+            now = 1;
+            sum_tile(w, weight_stride, first, row_stride, count, sum, 1, 1);
+        } else if (now == SUM_HEADS) {
+            sum_tile(w, weight_stride, first, row_stride, count, sum, SUM_HEADS, SUM_VECTORS);
+        } else if (now == 2) {
+            sum_tile(w, weight_stride, first, row_stride, count, sum, 2, SUM_VECTORS);
+        } else {
+            sum_tile(w, weight_stride, first, row_stride, count, sum, 1, SUM_VECTORS);
+        }
         for (int32_t i = 0; i < now; i++)
             for (int32_t v = 0; v < vectors; v++)
                 store_part(out + (int64_t)(h + i) * columns + column + v * LANES, sum[i][v],
                     columns - column - v * LANES);
-        h += now;
     }
 }
 
@@ -139,14 +144,14 @@ static void attend_heads(
     const struct attention_call *call, int32_t token, int32_t slot, int32_t head, int32_t heads) {
     int32_t count = window_count(call, token) + chosen_count(call, token);
     int32_t most = call->most_rows;
-    const float *rows = call->rows + (int64_t)slot * most * call->padded;
+    const float *rows = call->rows + (int64_t)slot * most * call->row_stride;
     float *scores = call->scores + ((int64_t)slot * call->heads + head) * most;
     for (int32_t k = 0; k < count; k += KEY_TILE)
         for (int32_t c = 0; c < call->padded; c += BLOCK_COLUMNS)
             FOR_SET(dot_tile)
-    (call->q + (int64_t)token * call->heads + head, c, heads, rows + (int64_t)k * call->padded + c,
-        call->padded, least(KEY_TILE, count - k), least(BLOCK_COLUMNS, call->padded - c), scores + k, most,
-        c > 0);
+    (call->q + (int64_t)token * call->heads + head, c, heads, rows + k * call->row_stride + c,
+        call->row_stride, least(KEY_TILE, count - k), least(BLOCK_COLUMNS, call->padded - c), scores + k,
+        most, c > 0);
     float scale = 1.0f / sqrtf((float)call->columns);
     for (int32_t h = 0; h < heads; h++)
         softmax_with_sink(
@@ -154,7 +159,7 @@ static void attend_heads(
     float *out = call->out + ((int64_t)token * call->heads + head) * call->columns;
     for (int32_t c = 0; c < call->padded;) {
         int32_t vectors = call->padded - c >= SUM_VECTORS * LANES ? SUM_VECTORS : 1;
-        sum_strip(scores, most, rows, call->padded, count, heads, c, vectors, call->columns, out);
+        sum_strip(scores, most, rows, call->row_stride, count, heads, c, vectors, call->columns, out);
         c += vectors * LANES;
     }
 }
@@ -172,7 +177,8 @@ static void attend_batch(
         int32_t slot = item / row_items, first = item % row_items * KEY_TILE;
         int32_t rows = window_count(call, begin + slot) + chosen_count(call, begin + slot);
         for (int32_t k = first; k < least(first + KEY_TILE, rows); k++)
-            decode_visible_row(call, begin + slot, k, call->rows + ((int64_t)slot * most + k) * call->padded);
+            decode_visible_row(
+                call, begin + slot, k, call->rows + ((int64_t)slot * most + k) * call->row_stride);
     }
 #pragma omp for schedule(dynamic)
     for (int32_t item = 0; item < count * items; item++) {
@@ -191,18 +197,18 @@ static void attend(struct stream *stream, const float *q, int32_t tokens, int32_
     int32_t columns = window->columns;
     struct rows q_rows = {(void *)q, ROWS_F32, columns, (int64_t)columns * 4};
     struct attention_call call = {FOR_SET(input_rows)(stream, &q_rows, tokens * heads), heads, columns,
-        round_up(columns, LANES), sequence, position, visible_from, window, latents, window_tables,
-        latent_tables, chosen, top_k, sink, out, 0, NULL, NULL};
+        round_up(columns, LANES), round_up(columns, LANES) + LANES, sequence, position, visible_from, window,
+        latents, window_tables, latent_tables, chosen, top_k, sink, out, 0, NULL, NULL};
     for (int32_t t = 0; t < tokens; t++) {
         int32_t count = round_up(window_count(&call, t) + (latents != NULL ? top_k : 0), LANES);
         call.most_rows = count > call.most_rows ? count : call.most_rows;
     }
     int32_t batch = least(tokens, 4 * stream->threads);
     size_t rows = (size_t)batch * (size_t)call.most_rows;
-    call.rows = stream_scratch(stream, SCRATCH_ROWS, rows * (size_t)call.padded * sizeof(float));
+    call.rows = stream_scratch(stream, SCRATCH_ROWS, rows * (size_t)call.row_stride * sizeof(float));
     call.scores = stream_scratch(stream, SCRATCH_SCORES, rows * (size_t)heads * sizeof(float));
     int32_t share = (heads * batch + 2 * stream->threads - 1) / (2 * stream->threads);
-    int32_t item_heads = least(heads, round_up(share, SUM_HEADS));
+    int32_t item_heads = least(heads, round_up(share, 2));
 #pragma omp parallel num_threads(stream->threads)
     for (int32_t begin = 0; begin < tokens; begin += batch)
         attend_batch(&call, begin, least(batch, tokens - begin), item_heads);

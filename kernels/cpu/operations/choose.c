@@ -5,6 +5,7 @@
  * in order, one lane a row, then over the heads in order.
  */
 #include "kernels/cpu/operations/internal.h"
+#include "kernels/cpu/operations/weights.h"
 
 #include <math.h> /* INFINITY */
 
@@ -33,7 +34,7 @@ struct choose_call {
     int32_t *candidates, *chosen;
     int64_t stride;      /* scores of a token */
     float *scores;       /* scratch [BATCH_TOKENS, stride] */
-    int64_t tile_floats; /* columns * (SCORE_ROWS + 1): transposed keys, then one decoded key */
+    int64_t tile_floats; /* padded columns * (SCORE_ROWS + LANES): transposed keys, then LANES decoded ones */
     float *tiles;        /* scratch [threads, tile_floats] */
     uint32_t *digits;    /* scratch [threads, DIGITS] */
 };
@@ -73,19 +74,67 @@ static int32_t listed_row(const struct choose_call *call, int32_t token, int32_t
 
 /* ---- scores ---- */
 
-/* Decodes rows [first, first + SCORE_ROWS) of the run's list, transposed: tile[column][row]. */
-static void decode_keys(const struct choose_call *call, const struct run *run, int32_t first, float *tile) {
+#if defined(HAVE_AVX512)
+#define ZIP_LOW(a, b) __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
+#define ZIP_HIGH(a, b)                                                                                       \
+    __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)
+#elif defined(HAVE_AVX2)
+#define ZIP_LOW(a, b) __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11)
+#define ZIP_HIGH(a, b) __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15)
+#else
+#define ZIP_LOW(a, b) __builtin_shufflevector(a, b, 0, 4, 1, 5)
+#define ZIP_HIGH(a, b) __builtin_shufflevector(a, b, 2, 6, 3, 7)
+#endif
+
+/* Transposes a square of LANES rows: log2(LANES) times each row is interleaved with the one half the square below. */
+static inline void transpose(const float *from, int64_t from_stride, float *to, int64_t to_stride) {
+    lanes a[LANES], b[LANES];
+#pragma GCC unroll 16
+    for (int32_t i = 0; i < LANES; i++)
+        a[i] = load(from + i * from_stride);
+#pragma GCC unroll 4
+    for (int32_t width = 1; width < LANES; width *= 2) {
+#pragma GCC unroll 8
+        for (int32_t i = 0; i < LANES / 2; i++) {
+            b[2 * i] = ZIP_LOW(a[i], a[i + LANES / 2]);
+            b[2 * i + 1] = ZIP_HIGH(a[i], a[i + LANES / 2]);
+        }
+#pragma GCC unroll 16
+        for (int32_t i = 0; i < LANES; i++)
+            a[i] = b[i];
+    }
+#pragma GCC unroll 16
+    for (int32_t i = 0; i < LANES; i++)
+        store(to + i * to_stride, a[i]);
+}
+
+/* Decodes LANES rows of the run's list, from `first` on, into keys [LANES, padded]; rows that no token sees are zero. */
+static void decode_key_rows(
+    const struct choose_call *call, const struct run *run, int32_t first, float *keys, int32_t padded) {
     int32_t columns = call->keys->columns;
     int32_t visible = visible_rows(call, run->token + run->tokens - 1);
-    float *key = tile + (int64_t)columns * SCORE_ROWS;
-    for (int32_t r = 0; r < SCORE_ROWS; r++) {
+    for (int32_t r = 0; r < LANES; r++) {
+        float *key = keys + r * padded;
         int32_t place = first + r;
         int32_t row = place < run->rows ? listed_row(call, run->token, place) : visible;
-        if (row < visible)
-            decode_row(call->keys->encoding,
+        int32_t filled = 0;
+        if (row < visible) {
+            decode_row_fast(call->keys->encoding,
                 block_row(call->keys, call->tables, call->sequence[run->token], row), columns, key);
-        for (int32_t c = 0; c < columns; c++)
-            tile[c * SCORE_ROWS + r] = row < visible ? key[c] : 0;
+            filled = columns;
+        }
+        memset(key + filled, 0, (size_t)(padded - filled) * sizeof *key);
+    }
+}
+
+/* Decodes rows [first, first + SCORE_ROWS) of the run's list, transposed: tile[column][row]. */
+static void decode_keys(const struct choose_call *call, const struct run *run, int32_t first, float *tile) {
+    int32_t padded = round_up(call->keys->columns, LANES);
+    float *keys = tile + (int64_t)padded * SCORE_ROWS;
+    for (int32_t r = 0; r < SCORE_ROWS; r += LANES) {
+        decode_key_rows(call, run, first + r, keys, padded);
+        for (int32_t c = 0; c < padded; c += LANES)
+            transpose(keys + c, padded, tile + (int64_t)c * SCORE_ROWS + r, SCORE_ROWS);
     }
 }
 
@@ -307,7 +356,7 @@ static void choose(struct stream *stream, const float *q, const float *weight, i
     if (tokens <= 0)
         return;
     struct choose_call call = {q, weight, sequence, position, choice, keys, tables, candidates, chosen, 0,
-        NULL, (int64_t)keys->columns * (SCORE_ROWS + 1), NULL, NULL};
+        NULL, (int64_t)round_up(keys->columns, LANES) * (SCORE_ROWS + LANES), NULL, NULL};
     int32_t longest = 1;
     for (int32_t t = 0; t < tokens; t++)
         longest = listed_rows(&call, t) > longest ? listed_rows(&call, t) : longest;

@@ -64,16 +64,6 @@ static inline float *weight_tiles(struct stream *stream) {
 
 /* ---- rows ---- */
 
-/* Up to LANES BF16 values, then zeros. */
-static inline lanes load_bf16_part(const uint16_t *from, int32_t count) {
-    uint16_t code[LANES] = {0};
-    float value[LANES];
-    memcpy(code, from, (size_t)least(count, LANES) * sizeof *code);
-    for (int32_t l = 0; l < LANES; l++)
-        value[l] = bf16_value(code[l]);
-    return load(value);
-}
-
 /* x * weight / sqrt(mean(x^2) + eps); weight BF16; in place allowed. */
 static inline void norm_row(const float *x, int32_t columns, const uint16_t *weight, float eps, float *out) {
     float factor = 1.0f / sqrtf(sum_of_squares(x, columns) / (float)columns + eps);

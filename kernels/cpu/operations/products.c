@@ -43,7 +43,7 @@ const float *const *FOR_SET(input_rows)(struct stream *stream, const struct rows
             continue;
         }
         float *to = values + (int64_t)t * padded;
-        decode_row(x->encoding, from, x->columns, to);
+        decode_row_fast(x->encoding, from, x->columns, to);
         for (int32_t c = x->columns; c < padded; c++)
             to[c] = 0;
         pointers[t] = to;

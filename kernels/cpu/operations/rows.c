@@ -35,7 +35,7 @@ static void encode(struct stream *stream, const float *x, int32_t tokens, const 
 static void decode(struct stream *stream, const struct rows *x, int32_t tokens, float *out) {
 #pragma omp parallel for num_threads(stream->threads) if (is_worth_threads((int64_t)tokens * x->columns))
     for (int32_t t = 0; t < tokens; t++)
-        decode_row(
+        decode_row_fast(
             x->encoding, (const uint8_t *)x->data + t * x->stride, x->columns, out + (int64_t)t * x->columns);
 }
 

@@ -58,6 +58,31 @@ static inline void store_part(float *to, lanes value, int32_t count) {
         memcpy(to, &value, (size_t)count * sizeof(float));
 }
 
+/* LANES BF16 values. */
+static inline __attribute__((always_inline)) lanes load_bf16(const uint16_t *codes) {
+#if defined(HAVE_AVX512)
+    __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)codes));
+    return (lanes)_mm512_slli_epi32(wide, 16);
+#elif defined(HAVE_AVX2)
+    __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)codes));
+    return (lanes)_mm256_slli_epi32(wide, 16);
+#else
+    uint16_t code[4];
+    memcpy(code, codes, sizeof code); /* of weights the address may be odd */
+    return (lanes)(int_lanes){(int32_t)((uint32_t)code[0] << 16), (int32_t)((uint32_t)code[1] << 16),
+        (int32_t)((uint32_t)code[2] << 16), (int32_t)((uint32_t)code[3] << 16)};
+#endif
+}
+
+/* Up to LANES BF16 values, then zeros. */
+static inline lanes load_bf16_part(const uint16_t *from, int32_t count) {
+    if (count >= LANES)
+        return load_bf16(from);
+    uint16_t code[LANES] = {0};
+    memcpy(code, from, (size_t)count * sizeof *code);
+    return load_bf16(code);
+}
+
 static inline lanes splat(float value) {
     return value - (lanes){0}; /* folds to a broadcast; 0 + value would not, because of -0 */
 }

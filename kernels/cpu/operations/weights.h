@@ -65,25 +65,35 @@ static inline void open_block(const struct matrix *w, int32_t row, int32_t rows,
 
 /* ---- steps ---- */
 
+/* with keeps_nan, constant where it is called, the NaN code becomes NaN on all instruction sets */
 static inline __attribute__((always_inline)) void decode_fp8_step(
-    const uint8_t *codes, float factor, lanes *out) {
+    const uint8_t *codes, float factor, const bool keeps_nan, lanes *out) {
 #if defined(HAVE_AVX512)
-    const __m256i kept = _mm256_set1_epi16((short)0xbf80);
+    const __m256i kept = _mm256_set1_epi16((short)0xbf80), magnitude = _mm256_set1_epi16(0x3f80);
 #pragma GCC unroll 2
     for (int32_t v = 0; v < STEP_VECTORS; v++) {
         __m256i half = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(codes + v * LANES)));
         half = _mm256_and_si256(_mm256_slli_epi16(half, 7), kept);
+        if (keeps_nan) {
+            __mmask16 is_nan = _mm256_cmpeq_epi16_mask(_mm256_and_si256(half, magnitude), magnitude);
+            half = _mm256_mask_mov_epi16(half, is_nan, _mm256_set1_epi16(0x7e00));
+        }
         out[v] = (lanes)_mm512_cvtph_ps(half) * factor;
     }
 #elif defined(HAVE_AVX2)
-    const __m128i kept = _mm_set1_epi16((short)0xbf80);
+    const __m128i kept = _mm_set1_epi16((short)0xbf80), magnitude = _mm_set1_epi16(0x3f80);
 #pragma GCC unroll 4
     for (int32_t v = 0; v < STEP_VECTORS; v++) {
         __m128i half = _mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i *)(codes + v * LANES)));
         half = _mm_and_si128(_mm_slli_epi16(half, 7), kept);
+        if (keeps_nan) {
+            __m128i is_nan = _mm_cmpeq_epi16(_mm_and_si128(half, magnitude), magnitude);
+            half = _mm_or_si128(half, _mm_and_si128(is_nan, _mm_set1_epi16(0x7e00)));
+        }
         out[v] = (lanes)_mm256_cvtph_ps(half) * factor;
     }
 #else
+    (void)keeps_nan;
     float value[GROUP];
     for (int32_t i = 0; i < GROUP; i++)
         value[i] = e4m3_value(codes[i]) * factor;
@@ -126,20 +136,6 @@ static inline __attribute__((always_inline)) void decode_fp4_step(
 #endif
 }
 
-static inline __attribute__((always_inline)) lanes load_bf16(const uint8_t *codes) {
-#if defined(HAVE_AVX512)
-    __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)codes));
-    return (lanes)_mm512_slli_epi32(wide, 16);
-#elif defined(HAVE_AVX2)
-    __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)codes));
-    return (lanes)_mm256_slli_epi32(wide, 16);
-#else
-    uint16_t code[LANES];
-    memcpy(code, codes, sizeof code);
-    return (lanes)(int_lanes){code[0] << 16, code[1] << 16, code[2] << 16, code[3] << 16};
-#endif
-}
-
 /* Columns [c, c + GROUP) of a row, all of which exist. `format` is constant where it is called. */
 static inline __attribute__((always_inline)) void decode_step(
     const enum weight_format format, const uint8_t *codes, int32_t c, const float *factors, lanes *out) {
@@ -152,11 +148,11 @@ static inline __attribute__((always_inline)) void decode_step(
     case WEIGHT_BF16:
 #pragma GCC unroll 8
         for (int32_t v = 0; v < STEP_VECTORS; v++)
-            out[v] = load_bf16(codes + 2 * (c + v * LANES));
+            out[v] = load_bf16((const uint16_t *)codes + c + v * LANES);
         break;
     case WEIGHT_FP8_TILE:
     case WEIGHT_FP8_ROW:
-        decode_fp8_step(codes + c, factors[c / GROUP], out);
+        decode_fp8_step(codes + c, factors[c / GROUP], false, out);
         break;
     case WEIGHT_FP4_ROW:
         decode_fp4_step(codes + c / 2, factors[c / GROUP], out);
@@ -174,6 +170,52 @@ static inline void decode_last_step(
         decode_step(WEIGHT_F32, padded, 0, NULL, out);
     else
         decode_step(WEIGHT_BF16, padded, 0, NULL, out);
+}
+
+/* ---- encoded rows ---- */
+
+static inline __attribute__((always_inline)) void store_step(float *to, const lanes *value) {
+#pragma GCC unroll 8
+    for (int32_t v = 0; v < STEP_VECTORS; v++)
+        store(to + v * LANES, value[v]);
+}
+
+/* As decode_row, the same values, by vectors. */
+static inline void decode_row_fast(
+    enum row_encoding encoding, const uint8_t *row, int32_t columns, float *out) {
+    lanes value[STEP_VECTORS];
+    switch (encoding) {
+    case ROWS_F32:
+        memcpy(out, row, (size_t)columns * sizeof(float));
+        break;
+    case ROWS_FP8:
+        for (int32_t c = 0; c < columns; c += GROUP) {
+            uint8_t scale = row[columns + c / GROUP];
+            if (scale > 246) { /* the factor would be infinite */
+                decode_fp8_group(row + c, scale, out + c);
+                continue;
+            }
+            decode_fp8_step(row + c, scale_factor(WEIGHT_FP8_ROW, scale), true, value);
+            store_step(out + c, value);
+        }
+        break;
+    case ROWS_FP4:
+        for (int32_t c = 0; c < columns; c += GROUP) {
+            decode_fp4_step(row + c / 2, e8m0_value(row[columns / 2 + c / GROUP]), value);
+            store_step(out + c, value);
+        }
+        break;
+    case ROWS_FP4_FINE:
+        for (int32_t c = 0; c < columns; c += GROUP) {
+            const uint8_t *scales = row + columns / 2 + c / FINE_GROUP;
+            float first = e4m3_value(scales[0]), second = e4m3_value(scales[1]);
+            decode_fp4_step(row + c / 2, 1, value);
+            for (int32_t v = 0; v < STEP_VECTORS; v++)
+                value[v] *= v < STEP_VECTORS / 2 ? first : second;
+            store_step(out + c, value);
+        }
+        break;
+    }
 }
 
 #endif
