@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import subprocess
 
 
@@ -9,8 +10,12 @@ class Program:
     def __init__(self, path):
         self.path = path
 
-    def __call__(self, *arguments, code=0):
-        done = subprocess.run([self.path, *map(str, arguments)], capture_output=True, text=True)
+    def __call__(self, *arguments, code=0, file_bytes=None):
+        """Runs a command; `file_bytes`: files can't grow beyond that."""
+        def limit():
+            resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
+        done = subprocess.run([self.path, *map(str, arguments)], capture_output=True, text=True,
+                              preexec_fn=limit if file_bytes else None)
         said = done.stdout + done.stderr
         assert done.returncode == code, f"{arguments}: code {done.returncode}, expected {code}:\n{said}"
         return said

@@ -201,6 +201,18 @@ def small(folder):
     return campaign
 
 
+def full(campaign):
+    """A write that fails leaves the old file as it is."""
+    with open(campaign + "/results.jsonl", "rb") as file:
+        before = file.read()
+    for part in range(1, 10):
+        said = nocturne("export", "--campaign", campaign, code=4, file_bytes=len(before) * part // 10)
+        assert "File too large" in said and campaign in said, said
+    with open(campaign + "/results.jsonl", "rb") as file:
+        assert file.read() == before
+    assert not [name for name in os.listdir(campaign) if name.endswith(".tmp")]
+
+
 def damaged(campaign):
     """A torn part is left out of the export, and is named."""
     path = sorted(glob.glob(campaign + "/results/rank-0000/part-*.h5"))[0]
@@ -241,6 +253,7 @@ def speed(folder):
 
 with tempfile.TemporaryDirectory() as scratch:
     made = small(scratch)
+    full(made)
     damaged(made)
     nothing_left(scratch, made)
     speed(scratch)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import sys
 import tempfile
 import time
@@ -104,9 +105,22 @@ def names(folder):
         assert texts(file, "errors/custom_id") == ["3"]
 
 
+def full(folder):
+    """A write that fails, at every stage of the file, is an error that names file and cause and leaves nothing behind."""
+    path = write(folder + "/full.jsonl", "".join(line(str(i)) for i in range(50)))
+    base = ["ingest", "--input", path, "--model", model, "--campaign", folder + "/full"]
+    nocturne(*base)
+    size = os.path.getsize(folder + "/full/requests.h5")
+    os.unlink(folder + "/full/requests.h5")
+    for part in range(1, 20):
+        said = nocturne(*base, code=4, file_bytes=size * part // 20)
+        assert "requests.h5" in said and "File too large" in said, said
+        assert sorted(os.listdir(folder + "/full")) == ["lock"]
+    nocturne(*base, file_bytes=2 * size)
+
+
 def large(folder):
     """Many lines, one of 300 MB; memory stays flat."""
-    import resource
     path = folder + "/large.jsonl"
     with open(path, "w", encoding="utf-8") as file:
         for i in range(30000):
@@ -132,5 +146,6 @@ with tempfile.TemporaryDirectory() as scratch:
     again(scratch, first, second)
     refusals(scratch)
     names(scratch)
+    full(scratch)
     large(scratch)
 print("ingest: all checks passed")
