@@ -199,8 +199,8 @@ def checkpoint(folder):
     damaged("shard cut in its header", INPUT, lambda: os.truncate(path, 100), shard)
     damaged("shard empty", INPUT, lambda: os.truncate(path, 0), shard)
     damaged("config.json empty", INPUT, lambda: os.truncate(os.path.join(model, "config.json"), 0), "config.json")
-    damaged("no index", IO, lambda: os.remove(os.path.join(model, "model.safetensors.index.json")), "index.json")
-    campaign = damaged("no shard", IO, lambda: os.remove(path), shard)
+    damaged("no index", INPUT, lambda: os.remove(os.path.join(model, "model.safetensors.index.json")), "index.json")
+    campaign = damaged("no shard", INPUT, lambda: os.remove(path), shard)
     check(os.path.getsize(path) == os.path.getsize(original), "the checkpoint was not restored")
     template.completes("prefill", campaign, "checkpoint restored")
 
