@@ -109,15 +109,17 @@ static struct choice_view view_choice(const struct table *part, size_t c) {
                    *texts = table_offsets(part, RESULT_TEXT_OFFSETS);
     const uint64_t *tops = table_offsets(part, RESULT_TOP_OFFSETS);
     uint8_t cause = ((const uint8_t *)table_values(part, RESULT_CAUSE))[c];
-    /* A column without values has no memory: indices into it aren't used then. */
+    /* A column without values has no memory; nothing is read of it then. */
+    static const int32_t no_id;
+    static const float no_value;
     const int32_t *ids = table_values(part, RESULT_TOKEN_IDS), *top_ids = table_values(part, RESULT_TOP_IDS);
     const float *logprobs = table_values(part, RESULT_LOGPROBS),
                 *top = table_values(part, RESULT_TOP_LOGPROBS);
     const char *text = table_values(part, RESULT_TEXT);
-    return (struct choice_view){.ids = ids ? ids + tokens[c] : NULL,
-        .logprobs = logprobs ? logprobs + tokens[c] : NULL,
-        .top_ids = top_ids ? top_ids + tops[c] : NULL,
-        .top_logprobs = top ? top + tops[c] : NULL,
+    return (struct choice_view){.ids = ids ? ids + tokens[c] : &no_id,
+        .logprobs = logprobs ? logprobs + tokens[c] : &no_value,
+        .top_ids = top_ids ? top_ids + tops[c] : &no_id,
+        .top_logprobs = top ? top + tops[c] : &no_value,
         .text = text ? text + texts[c] : "",
         .tokens = tokens[c + 1] - tokens[c],
         .text_bytes = texts[c + 1] - texts[c],

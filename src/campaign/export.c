@@ -440,14 +440,14 @@ static enum result write_index(struct export *export) {
 
 static void print_summary(const struct export *export, const char *output, const char *errors) {
     int64_t refused = requests_error_count(export->requests);
-    int64_t waiting = export->total - export->done - export->failed;
+    int64_t waiting = export->total - export->done - export->failed, bad = export->failed + refused;
     if (export->done)
         printf("%s: %lld answers\n", output, (long long)export->done);
     else
         printf("no answers: %s is not written\n", output);
-    if (export->failed + refused)
-        printf("%s: %lld errors (%lld refused lines, %lld failed requests)\n", errors,
-            (long long)(export->failed + refused), (long long)refused, (long long)export->failed);
+    if (bad)
+        printf("%s: %lld errors (%lld refused lines, %lld failed requests)\n", errors, (long long)bad,
+            (long long)refused, (long long)export->failed);
     if (waiting)
         log_warning("%lld of %lld requests have no result yet and are in neither file; go on with decode, "
                     "then export again",

@@ -70,9 +70,11 @@ static enum result write_holder(int fd, const char *path) {
     char host[HOST_NAME_MAX + 1], started[32], text[LOCK_TEXT];
     const char *const variables[] = {"SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID"};
     const char *job = "-";
-    for (size_t i = sizeof variables / sizeof *variables; i-- > 0;)
-        if (getenv(variables[i]) && *getenv(variables[i]))
-            job = getenv(variables[i]);
+    for (size_t i = sizeof variables / sizeof *variables; i-- > 0;) {
+        const char *value = getenv(variables[i]);
+        if (value && *value)
+            job = value;
+    }
     own_host(host);
     time_t now = time(NULL);
     struct tm utc;

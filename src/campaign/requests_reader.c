@@ -140,7 +140,7 @@ static enum result load_offsets(const struct reader *reader, const char *path, s
     for (uint64_t i = 0; i < count; i++)
         if (offsets[i] > offsets[i + 1])
             return fail(ERROR_INPUT, "%s: the dataset %s decreases at entry %llu", path,
-                reader->columns[column].name, (unsigned long long)(begin + i + 1));
+                reader->columns[column].name, (unsigned long long)begin + i + 1);
     return OK;
 }
 
@@ -416,7 +416,7 @@ enum result requests_lengths(struct requests *requests, const int32_t **token_co
         for (int64_t i = 0; i < count; i++) {
             if (offsets[i + 1] - offsets[i] > INT32_MAX) {
                 status = fail(ERROR_INPUT, "%s: request %lld has %llu tokens", requests->path,
-                    (long long)(first + i), (unsigned long long)(offsets[i + 1] - offsets[i]));
+                    (long long)first + i, (unsigned long long)offsets[i + 1] - offsets[i]);
                 goto done;
             }
             lengths[first + i] = (int32_t)(offsets[i + 1] - offsets[i]);

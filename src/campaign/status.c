@@ -107,10 +107,10 @@ static void print_json(const char *folder, const struct campaign_status *status)
         "\"waiting\": %lld, "
         "\"requests\": %lld, \"refused\": %lld, \"prefilled\": %lld, \"prompt_tokens\": %lld, "
         "\"generated_tokens\": %lld",
-        status->phase, status->live.running ? "true" : "false",
-        (long long)(status->requests + status->refused), (long long)status->done, (long long)status->failed,
-        (long long)status->waiting, (long long)status->requests, (long long)status->refused,
-        (long long)status->prefilled, (long long)status->prompt_tokens, (long long)status->generated_tokens);
+        status->phase, status->live.running ? "true" : "false", (long long)status->requests + status->refused,
+        (long long)status->done, (long long)status->failed, (long long)status->waiting,
+        (long long)status->requests, (long long)status->refused, (long long)status->prefilled,
+        (long long)status->prompt_tokens, (long long)status->generated_tokens);
     if (status->live.running) {
         buffer_append_text(&text, ", \"holder\": ");
         buffer_append_json_string(&text, status->live.holder, strlen(status->live.holder));
@@ -131,7 +131,7 @@ static void print_json(const char *folder, const struct campaign_status *status)
 static void print_text(const char *folder, const struct campaign_status *status) {
     printf("campaign   %s: %s\n", folder, status->phase);
     printf("lines      %lld = %lld done + %lld failed (%lld of them refused by ingest) + %lld waiting\n",
-        (long long)(status->requests + status->refused), (long long)status->done, (long long)status->failed,
+        (long long)status->requests + status->refused, (long long)status->done, (long long)status->failed,
         (long long)status->refused, (long long)status->waiting);
     printf("prefilled  %lld of %lld requests\n", (long long)status->prefilled, (long long)status->requests);
     printf("tokens     %lld in prompts, %lld generated\n", (long long)status->prompt_tokens,
