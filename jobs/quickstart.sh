@@ -98,11 +98,7 @@ nocturne=$root/build/nocturne
 source "$root/jobs/mpi-environment.sh"
 
 say "Ingest: batch lines to token ids"
-if [[ -e $campaign/requests.h5 ]]; then
-    echo "$campaign has its requests already; going on with them"
-else
-    "$nocturne" ingest --input "$requests" --model "$root/inputs/nano" --campaign "$campaign"
-fi
+"$nocturne" ingest --input "$requests" --model "$root/inputs/nano" --campaign "$campaign"
 
 for phase in prefill decode; do
     case $phase in
