@@ -218,7 +218,7 @@ static inline void decode_row(enum row_encoding encoding, const void *row, int32
 
 /* Replaces a row by the values its encoding holds. */
 static inline void round_row(enum row_encoding encoding, float *x, int32_t columns) {
-    uint8_t codes[GROUP + 2]; /* one group, then its scales */
+    uint8_t codes[GROUP * sizeof(float)]; /* one group and its scale, in any encoding */
     int32_t group = encoding == ROWS_FP4_FINE ? FINE_GROUP : GROUP;
     if (encoding == ROWS_F32)
         return;

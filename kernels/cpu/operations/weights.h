@@ -50,6 +50,7 @@ static inline void open_block(const struct matrix *w, int32_t row, int32_t rows,
     block->stride = (int64_t)w->columns * bits[w->format] / 8;
     block->codes = (const uint8_t *)w->values + row * block->stride + (int64_t)column * bits[w->format] / 8;
     block->columns = columns;
+    block->factor_stride = 0;
     if (w->scales == NULL)
         return;
     /* rows that lie within one tile share its scales */
