@@ -226,6 +226,26 @@ struct kernels {
         const struct block_rows *latents, const struct block_tables *latent_tables, const int32_t *chosen,
         int32_t top_k, const float *sink, float *out);
 
+    /* ---- vision ---- */
+    /* x [T, columns] += bias BF16 [columns]. */
+    void (*add_bias)(struct stream *stream, float *x, int32_t tokens, int32_t columns, const void *bias);
+    /* x += y, count elements. */
+    void (*add)(struct stream *stream, float *x, const float *y, int64_t count);
+    /* x * (1 + erf(x / sqrt 2)) / 2 in place. */
+    void (*gelu)(struct stream *stream, float *x, int64_t count);
+    /* Two-dimensional rotation of queries and keys in place: qkv [rows * columns, 3, heads, width], the grid row-major;
+     * halves of a head are rotated against each other (not adjacent pairs): pairs 0 .. width/4 - 1 by the grid row,
+     * the rest by the grid column. frequency: host memory [width / 4]. */
+    void (*rotate_grid)(struct stream *stream, float *qkv, int32_t grid_rows, int32_t grid_columns,
+        int32_t heads, int32_t width, const float *frequency);
+    /* Squares of ratio x ratio grid cells as one row each: x [rows * columns, C] -> out [ceil(rows / ratio) *
+     * ceil(columns / ratio), C * ratio * ratio], column (c * ratio + i) * ratio + j; cells beyond the grid are 0. */
+    void (*pack_squares)(struct stream *stream, const float *x, int32_t grid_rows, int32_t grid_columns,
+        int32_t columns, int32_t ratio, float *out);
+    /* Full attention among the T tokens of one image: qkv [T, 3, heads, width] -> out [T, heads * width]. */
+    void (*attend_all)(
+        struct stream *stream, const float *qkv, int32_t tokens, int32_t heads, int32_t width, float *out);
+
     /* ---- router ---- */
     /* Scores sqrt(softplus(logit)) of logits [T, experts]; the k best by score + bias (bias_vl for image tokens), ties to the
      * lower expert; experts [T, k] ascending, weights [T, k] from the scores alone, normalized (if asked) and

@@ -20,6 +20,7 @@ enum scratch_area {
     SCRATCH_SCORES,  /* attention and index scores */
     SCRATCH_TURNS,   /* sines and cosines */
     SCRATCH_MIX,     /* products of the stream mixers */
+    SCRATCH_VISION,  /* queries, keys and transposed values of one image */
     SCRATCH_AREAS,
 };
 

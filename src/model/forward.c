@@ -420,6 +420,21 @@ static enum result gather_upper(struct model *model, const struct span *spans, i
 
 /* ---- the step ---- */
 
+/* Replaces the inputs of image tokens by their embeddings. */
+static void put_embeddings(struct model *model, const struct span *spans, int32_t count) {
+    const struct step_memory *m = &model->step;
+    int64_t hidden = model->config->hidden_size;
+    int32_t at = 0;
+    for (int32_t i = 0; i < count; at += spans[i++].count) {
+        const float *row = spans[i].embeddings;
+        for (int32_t t = at; row && t < at + spans[i].count; t++)
+            if (m->host_image[t]) {
+                upload(model, m->x + t * hidden, row, hidden, sizeof(float));
+                row += hidden;
+            }
+    }
+}
+
 static enum result trace(
     struct model *model, enum trace_point point, int32_t layer, const struct token_set *set) {
     return model->trace ? model->trace(model->trace_context, point, layer, set) : OK;
@@ -432,6 +447,7 @@ static enum result run_lower(struct model *model, const struct span *spans, int3
     int32_t split = model->split_layer, slot = 0;
     if (m->lower.tokens) {
         k->embed(model->stream, &model->embed, m->ids, m->lower.tokens, m->x);
+        put_embeddings(model, spans, count);
         k->start_streams(
             model->stream, m->x, m->lower.tokens, c->hc_mult, c->hidden_size, m->lower.streams, m->lower.pre);
     }

@@ -49,12 +49,15 @@ struct span {
     struct sequence *sequence;
     const int32_t *ids; /* host memory [count], range-checked by the caller against vocab_size */
     int32_t count;      /* >= 1 */
-    int32_t
-        tail; /* 0: all layers on all tokens. N: decoder-side tail: the last kv source's attention and the layers above
-                         * run only on the prompt's last N tokens. The same for all spans of one prompt */
+    /* 0: all layers on all tokens. N: decoder-side tail: the last kv source's attention and the layers above run only
+     * on the prompt's last N tokens. The same for all spans of one prompt. */
+    int32_t tail;
     bool last; /* with tail: the prompt ends with this span */
-    int32_t
-        logits; /* logits wanted for the last `logits` tokens the upper layers run (0: none); with tail and not last: 0 */
+    /* Logits wanted for the last `logits` tokens the upper layers run (0: none); with tail and not last: 0. */
+    int32_t logits;
+    /* Inputs of the span's image tokens (id image_token_id), in order: host memory [their number, hidden_size]. NULL when
+     * it has none; image tokens then get the table's row. */
+    const float *embeddings;
 };
 
 /* Runs one step and advances the sequences. logits: host memory [sum of spans' logits, vocab_size], spans in order.

@@ -5,6 +5,7 @@
 #include "base/log.h"
 #include "cluster/ranks.h"
 #include "model/internals.h"
+#include "model/vision.h"
 
 #include <hdf5.h>
 #include <math.h>   /* sqrt, fabs */
@@ -188,6 +189,63 @@ static void check_tail(struct session *s, struct model *model) {
         free(again);
     }
     free(cuts);
+}
+
+/* ---- images ---- */
+
+/* The encoder's embeddings, and logits of a prompt with the image: bias_vl routing, Engram barriers, spans cut by chunks. */
+static void check_image(struct session *s, struct model *model) {
+    int64_t count, grid_count, tokens, embedding_count, logit_count;
+    float *patches = read_floats(s, "image/patches", &count),
+          *want = read_floats(s, "image/embeddings", &embedding_count);
+    int32_t *grid = read_ints(s, "image/grid", &grid_count), *ids = read_ints(s, "image/ids", &tokens);
+    float *logits = read_floats(s, "image/logits_exact", &logit_count);
+    int32_t ratio = s->config->vision.downsample_ratio, hidden = s->config->hidden_size;
+    int32_t high = vision_shrunk(grid[0], ratio), wide = vision_shrunk(grid[1], ratio);
+    int32_t length = vision_span_tokens(&s->config->vision, grid[0], grid[1]);
+    float *span = malloc(sizeof *span * (size_t)length * (size_t)hidden);
+    struct vision *vision = NULL;
+    REQUIRE(vision_create(s->checkpoint, s->kernels, &vision));
+    REQUIRE(vision_encode(vision, patches, grid[0], grid[1], span));
+    vision_free(vision);
+    double worst = 0;
+    for (int32_t y = 0; y < high; y++) {
+        double row = largest_difference(span + (1 + (int64_t)y * (wide + 1)) * hidden,
+            want + (int64_t)y * wide * hidden, (int64_t)wide * hidden);
+        worst = row > worst ? row : worst;
+    }
+    check(s, worst <= 1e-3, "image embeddings", worst, 1e-3);
+
+    float *got = malloc(sizeof *got * (size_t)logit_count),
+          *first = malloc(sizeof *got * (size_t)logit_count);
+    for (int32_t chunk = (int32_t)tokens; chunk >= 3; chunk = chunk / 2 - 1) {
+        struct sequence *sequence = NULL;
+        REQUIRE(sequence_create(model, &sequence));
+        const float *row = span;
+        for (int32_t at = 0; at < tokens; at += chunk) {
+            int32_t n = tokens - at < chunk ? (int32_t)tokens - at : chunk;
+            struct span part = {
+                .sequence = sequence, .ids = ids + at, .count = n, .logits = n, .embeddings = row};
+            REQUIRE(model_step(model, &part, 1, got + (int64_t)at * s->config->vocab_size));
+            for (int32_t t = at; t < at + n; t++)
+                row += ids[t] == s->config->image_token_id ? hidden : 0;
+        }
+        sequence_free(model, sequence);
+        worst = largest_difference(got, logits, logit_count);
+        check(s, worst <= 1e-3, "logits of a prompt with an image", worst, 1e-3);
+        if (chunk == tokens)
+            memcpy(first, got, sizeof *got * (size_t)logit_count);
+        check(s, !memcmp(first, got, sizeof *got * (size_t)logit_count), "image cut by chunks: bits equal",
+            chunk, 0);
+    }
+    free(patches);
+    free(want);
+    free(grid);
+    free(ids);
+    free(logits);
+    free(span);
+    free(got);
+    free(first);
 }
 
 /* ---- layer by layer on true inputs ---- */
@@ -416,6 +474,7 @@ int main(int argc, char **argv) {
     check_forward(&s, exact);
     if (has_dataset(&s, "tail"))
         check_tail(&s, exact);
+    check_image(&s, exact);
     check_layers(&s, exact, "exact");
     check_layers(&s, rounded, "rounded");
     check_copies(&s, rounded, 0);

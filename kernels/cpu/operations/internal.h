@@ -20,6 +20,7 @@ void FOR_SET(fill_streams)(struct kernels *kernels);
 void FOR_SET(fill_attention)(struct kernels *kernels);
 void FOR_SET(fill_choose)(struct kernels *kernels);
 void FOR_SET(fill_route)(struct kernels *kernels);
+void FOR_SET(fill_vision)(struct kernels *kernels);
 
 /* ---- dot products, the inner part of products, experts and attention (dots.c) ---- */
 

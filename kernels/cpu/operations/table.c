@@ -9,4 +9,5 @@ void FOR_SET(fill_operations)(struct kernels *kernels) {
     FOR_SET(fill_attention)(kernels);
     FOR_SET(fill_choose)(kernels);
     FOR_SET(fill_route)(kernels);
+    FOR_SET(fill_vision)(kernels);
 }
