@@ -13,6 +13,7 @@
 enum {
     TOKEN_KNOWN = 1,   /* the id exists */
     TOKEN_SPECIAL = 2, /* left out of decoded text */
+    TOKEN_ADDED = 4,   /* one of added_tokens */
 };
 
 struct added {
@@ -86,7 +87,8 @@ static enum result store_texts(struct tokenizer *tokenizer, const struct tokeniz
         tokenizer->offsets[id] = used;
         if (!token->spelling)
             continue;
-        tokenizer->flags[id] = TOKEN_KNOWN | (token->special ? TOKEN_SPECIAL : 0);
+        tokenizer->flags[id] =
+            TOKEN_KNOWN | (token->special ? TOKEN_SPECIAL : 0) | (token->added ? TOKEN_ADDED : 0);
         if (token->byte_level)
             used += (uint32_t)tokenizer_file_bytes(token->spelling, token->bytes, tokenizer->blob + used);
         else {
@@ -233,6 +235,10 @@ bool tokenizer_token_bytes(const struct tokenizer *tokenizer, int32_t id, const 
 
 bool tokenizer_is_special(const struct tokenizer *tokenizer, int32_t id) {
     return is_known(tokenizer, id) && (tokenizer->flags[id] & TOKEN_SPECIAL);
+}
+
+bool tokenizer_is_added(const struct tokenizer *tokenizer, int32_t id) {
+    return is_known(tokenizer, id) && (tokenizer->flags[id] & TOKEN_ADDED);
 }
 
 /* ---- encoding ---- */

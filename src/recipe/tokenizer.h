@@ -33,6 +33,8 @@ int32_t tokenizer_added_id(const struct tokenizer *tokenizer, const char *spelli
 bool tokenizer_token_bytes(const struct tokenizer *tokenizer, int32_t id, const char **bytes, size_t *count);
 /* True for added tokens with special = true (left out of decoded text). */
 bool tokenizer_is_special(const struct tokenizer *tokenizer, int32_t id);
+/* True for all of added_tokens, special or not. */
+bool tokenizer_is_added(const struct tokenizer *tokenizer, int32_t id);
 
 /* Appends the ids of `text` with no added-token matching (pre-tokenizer and BPE only): how prompts are
  * encoded. Invalid UTF-8 is ERROR_INPUT with the offset. Linear time in `bytes`. */
