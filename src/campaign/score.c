@@ -178,6 +178,8 @@ static enum result run_step(struct score *score, int64_t rows) {
 
 /* Each row of logits tells the log-probability of the token after its own. */
 static void read_logprobs(struct score *score, int64_t first, int64_t rows) {
+    if (rows == 0)
+        return;
     const struct token_list *tokens = &score->line->tokens;
     int32_t vocab_size = score->vocab_size;
 #pragma omp parallel for num_threads(score->launch.ranks.threads)
