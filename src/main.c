@@ -8,6 +8,7 @@
 #include "cluster/topo.h"
 #include "kernels/kernels.h"
 #include "model/checkpoint.h"
+#include "recipe/parse_command.h"
 
 #include <hdf5.h>     /* H5get_libversion */
 #include <hwloc.h>    /* hwloc_get_api_version */
@@ -34,6 +35,7 @@ static const struct command commands[] = {
     {"export", command_export, "answers -> results.jsonl, errors.jsonl and results.h5"},
     {"status", command_status, "how far a campaign is"},
     {"score", command_score, "log-probabilities of given texts (on ranks)"},
+    {"parse", command_parse, "what models wrote -> reasoning, content and tool calls"},
     {"topo", command_topo, "the machine, and where ranks and experts are placed"},
     {"inspect", command_inspect, "what a checkpoint, a campaign or one of its files holds"},
 };
@@ -172,7 +174,8 @@ static enum result unknown_command(const char *word) {
     return fail(ERROR_USAGE, "'%s' is not a command. The commands are: %s", word, list);
 }
 
-/* Of the processes that a launcher started, one speaks for all: messages that concern one rank alone name it. */
+/* Of the processes that a launcher started, one speaks for all: messages that concern one rank alone name
+ * it. */
 static bool is_first_process(void) {
     static const char *const names[] = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {

@@ -1,5 +1,6 @@
-/* What every command that runs the model on ranks does at its start and end: ranks, kernels, checkpoint, tokenizer,
- * model, and the options that go with them. Each stage that may fail on one rank alone is agreed by all. */
+/* What every command that runs the model on ranks does at its start and end: ranks, kernels, checkpoint,
+ * tokenizer, model, and the options that go with them. Each stage that may fail on one rank alone is agreed
+ * by all. */
 #ifndef NOCTURNE_CAMPAIGN_LAUNCH_H
 #define NOCTURNE_CAMPAIGN_LAUNCH_H
 
@@ -35,21 +36,21 @@ struct launch {
 /* Starts the ranks. Collective over the run. After a failure too, launch_end must be called. */
 MUST_CHECK enum result launch_begin(const struct launch_options *options, struct launch *launch);
 
-/* Opens kernels, checkpoint and tokenizer; all ranks must have the same kernels. `fingerprint`: of the checkpoint that is
- * expected, NULL: any. Collective over the run. */
+/* Opens kernels, checkpoint and tokenizer; all ranks must have the same kernels. `fingerprint`: of the
+ * checkpoint that is expected, NULL: any. Collective over the run. */
 MUST_CHECK enum result launch_open(struct launch *launch, const struct launch_options *options,
     const char *model_folder, const char *fingerprint);
 
-/* Creates the model: the caller fills mode, step_tokens and step_sequences; the rest comes from the launch. Collective over the
- * run. */
+/* Creates the model: the caller fills mode, step_tokens and step_sequences; the rest comes from the launch.
+ * Collective over the run. */
 MUST_CHECK enum result launch_model(
     struct launch *launch, const struct launch_options *options, struct model_options *model);
 
 /* One line on the ranks, and the weights each of them touches, printed by rank 0. Collective over the run. */
 MUST_CHECK enum result launch_describe(const struct launch *launch);
 
-/* Closes everything and ends MPI; returns `status`. A message that other ranks do not know is printed here, for MPI then
- * ends the process. */
+/* Closes everything and ends MPI; returns `status`. A message that other ranks do not know is printed here,
+ * for MPI then ends the process. */
 enum result launch_end(struct launch *launch, enum result status);
 
 /* Bytes of memory this process may use: the machine's, or its control group's limit when that is less. */

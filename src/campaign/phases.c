@@ -1,7 +1,8 @@
 /* prefill, decode and run: from a campaign's requests, over ranks, to states and results.
  *
- * Rank 0 takes the campaign's lock, sweeps and reads what is done; all ranks then read requests and states and write parts of their
- * own. Each stage that may fail on one rank alone is agreed by all, so that nobody waits for a rank that has gone. */
+ * Rank 0 takes the campaign's lock, sweeps and reads what is done; all ranks then read requests and states
+ * and write parts of their own. Each stage that may fail on one rank alone is agreed by all, so that nobody
+ * waits for a rank that has gone. */
 #include "campaign/phases.h"
 
 #include "base/buffer.h"
@@ -208,7 +209,8 @@ static enum result allocate_lists(struct phase *phase) {
     return OK;
 }
 
-/* What is left to do: prefill makes missing states, decode takes those that are there, run goes from the prompts. */
+/* What is left to do: prefill makes missing states, decode takes those that are there, run goes from the
+ * prompts. */
 static void choose_requests(struct phase *phase) {
     for (int64_t i = 0; i < phase->total; i++) {
         bool done = phase->has_result[i] || (phase->kind == ENGINE_PREFILL && phase->has_state[i]);
@@ -265,7 +267,8 @@ static enum result open_files(struct phase *phase) {
     return OK;
 }
 
-/* After a failure elsewhere: this rank's finished work is kept if that is possible, the first message stays. */
+/* After a failure elsewhere: this rank's finished work is kept if that is possible, the first message
+ * stays. */
 static void flush_quietly(struct phase *phase) {
     char message[4096];
     snprintf(message, sizeof message, "%s", error_message());

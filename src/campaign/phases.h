@@ -1,5 +1,5 @@
-/* The commands that run requests on ranks. They start and stop the ranks themselves; a failure is the same on all ranks, and
- * rank 0's caller prints the message. */
+/* The commands that run requests on ranks. They start and stop the ranks themselves; a failure is the same
+ * on all ranks, and rank 0's caller prints the message. */
 #ifndef NOCTURNE_CAMPAIGN_PHASES_H
 #define NOCTURNE_CAMPAIGN_PHASES_H
 

@@ -1,4 +1,5 @@
-/* How far a phase is: a line on the terminal or in the log, and progress.json for `nocturne status`. Rank 0 shows it. */
+/* How far a phase is: a line on the terminal or in the log, and progress.json for `nocturne status`. Rank 0
+ * shows it. */
 #ifndef NOCTURNE_CAMPAIGN_PROGRESS_H
 #define NOCTURNE_CAMPAIGN_PROGRESS_H
 

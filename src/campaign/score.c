@@ -1,5 +1,5 @@
-/* Texts are scored in rounds: each rank takes its next line, all ranks step together until the longest of these texts is
- * through, and rank 0 writes what came out, in the order of the lines. */
+/* Texts are scored in rounds: each rank takes its next line, all ranks step together until the longest of
+ * these texts is through, and rank 0 writes what came out, in the order of the lines. */
 #include "campaign/score.h"
 
 #include "base/buffer.h"
@@ -67,7 +67,8 @@ static bool is_first(const struct score *score) {
 
 /* ---- gathering on rank 0 ---- */
 
-/* counts [ranks] rows of every rank to rank 0: *rows is theirs in rank order there, valid until the next call. */
+/* counts [ranks] rows of every rank to rank 0: *rows is theirs in rank order there, valid until the next
+ * call. */
 static enum result gather_rows(struct score *score, const char *what, const void *own, const int64_t *counts,
     size_t row_bytes, const void **rows) {
     int32_t ranks = score->launch.ranks.count;

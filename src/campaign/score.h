@@ -1,4 +1,5 @@
-/* `nocturne score`: log-probabilities of given texts under the model, for evaluation and for checking the engine. */
+/* `nocturne score`: log-probabilities of given texts under the model, for evaluation and for checking the
+ * engine. */
 #ifndef NOCTURNE_CAMPAIGN_SCORE_H
 #define NOCTURNE_CAMPAIGN_SCORE_H
 

@@ -1,4 +1,5 @@
-/* The output of `nocturne score`: an HDF5 file that grows with each text and gets its name when it is whole. */
+/* The output of `nocturne score`: an HDF5 file that grows with each text and gets its name when it is
+ * whole. */
 #ifndef NOCTURNE_CAMPAIGN_SCORE_FILE_H
 #define NOCTURNE_CAMPAIGN_SCORE_FILE_H
 

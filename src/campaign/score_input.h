@@ -30,7 +30,8 @@ MUST_CHECK enum result score_input_open(
     const char *path, const struct score_input_options *options, struct score_input **input);
 void score_input_close(struct score_input *input); /* NULL is allowed */
 
-/* This rank's next line; *line is NULL at the end. A failure is only the program's own trouble, never a bad line. */
+/* This rank's next line; *line is NULL at the end. A failure is only the program's own trouble, never a bad
+ * line. */
 MUST_CHECK enum result score_input_next(struct score_input *input, struct score_line **line);
 
 #endif

@@ -71,8 +71,8 @@ double random_uniform(struct random_key key, uint64_t position) {
 
 /* ---- exponentials in fixed order ---- */
 
-/* exp(x) for x <= 0, within 2 units in the last place; 0 below -700 and for NaN. Only additions, products and bit moves: the
- * same bits everywhere, and a loop over it becomes vector code. */
+/* exp(x) for x <= 0, within 2 units in the last place; 0 below -700 and for NaN. Only additions, products
+ * and bit moves: the same bits everywhere, and a loop over it becomes vector code. */
 static inline double exp_of_negative(double x) {
     bool tiny = !(x >= -700.0);
     double y = tiny ? -700.0 : x;
@@ -192,7 +192,8 @@ void sampler_free(struct sampler *sampler) {
     free(sampler);
 }
 
-/* Copies the logits with logit_bias and OpenAI's penalties: presence once, frequency for each time a token was generated. */
+/* Copies the logits with logit_bias and OpenAI's penalties: presence once, frequency for each time a token
+ * was generated. */
 static void adjust_logits(struct sampler *sampler, const float *logits, const struct sampling *sampling,
     const int32_t *generated, int32_t count) {
     memcpy(sampler->adjusted, logits, (size_t)sampler->vocab_size * sizeof *logits);
@@ -227,7 +228,8 @@ static int32_t bucket_of(double distance) {
     return place < BUCKETS - 1 ? (int32_t)place : BUCKETS - 1;
 }
 
-/* Weights exp(-(most - logit) / temperature), and their counts and sums by bucket of the exponent when `buckets`. */
+/* Weights exp(-(most - logit) / temperature), and their counts and sums by bucket of the exponent when
+ * `buckets`. */
 static void weigh(
     struct sampler *sampler, const float *logits, double most, double temperature, bool buckets) {
     int32_t count = sampler->vocab_size;
@@ -268,8 +270,8 @@ static int32_t sort_bucket(
     return count;
 }
 
-/* The cut after the likeliest tokens until there are `most_tokens` of them, or their weights reach `target`. *kept is the
- * weight up to the cut. */
+/* The cut after the likeliest tokens until there are `most_tokens` of them, or their weights reach
+ * `target`. *kept is the weight up to the cut. */
 static struct cut find_cut(struct sampler *sampler, const float *logits, double most, double temperature,
     int64_t most_tokens, double target, double *kept) {
     int64_t tokens = 0;

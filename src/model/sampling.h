@@ -1,4 +1,5 @@
-/* From logits to the next token: penalties, bias, temperature, top-k, top-p, min-p, counter-based randomness. */
+/* From logits to the next token: penalties, bias, temperature, top-k, top-p, min-p, counter-based
+ * randomness. */
 #ifndef NOCTURNE_MODEL_SAMPLING_H
 #define NOCTURNE_MODEL_SAMPLING_H
 
@@ -8,8 +9,8 @@
 
 struct sampling; /* recipe/request.h */
 
-/* Key of a choice's random numbers: from the request's seed (or else the campaign's), custom_id and the choice's index, so that
- * order and layout do not matter. */
+/* Key of a choice's random numbers: from the request's seed (or else the campaign's), custom_id and the
+ * choice's index, so that order and layout do not matter. */
 struct random_key {
     uint64_t words[2];
 };
@@ -22,9 +23,9 @@ void philox_4x32_10(const uint32_t counter[4], const uint32_t key[2], uint32_t o
 /* Uniform in [0, 1) for one position of one choice: 53 bits of Philox 4x32-10 of (key, position). */
 double random_uniform(struct random_key key, uint64_t position);
 
-/* Natural logarithm of the sum of exp(logit), in double, summed in one fixed order with an exponential of our own, so
- * that bits depend on neither the C library nor the vector width. Non-finite logits count as -infinity; -infinity when none
- * is finite. */
+/* Natural logarithm of the sum of exp(logit), in double, summed in one fixed order with an exponential of
+ * our own, so that bits depend on neither the C library nor the vector width. Non-finite logits count as
+ * -infinity; -infinity when none is finite. */
 double logits_log_sum(const float *logits, int32_t count);
 
 struct sampler; /* scratch memory for one vocabulary size; one a thread */
@@ -39,10 +40,11 @@ struct sampled_token {
     float top_values[20];
 };
 
-/* Chooses the token at `position` (tokens before it: prompt + generated). logits [vocab_size] are not changed.
- * generated [count]: this choice's tokens so far, for the penalties. Greedy at temperature 0 (ties to the lower id). Order:
- * bias and penalties on the logits, then temperature, then top_k, top_p (of what top_k left), min_p on the probabilities, then
- * one draw. Logits that are not finite never win; ERROR_INTERNAL when none is finite. */
+/* Chooses the token at `position` (tokens before it: prompt + generated). logits [vocab_size] are not
+ * changed. generated [count]: this choice's tokens so far, for the penalties. Greedy at temperature 0 (ties
+ * to the lower id). Order: bias and penalties on the logits, then temperature, then top_k, top_p (of what
+ * top_k left), min_p on the probabilities, then one draw. Logits that are not finite never win;
+ * ERROR_INTERNAL when none is finite. */
 MUST_CHECK enum result sampler_choose(struct sampler *sampler, const float *logits,
     const struct sampling *sampling, struct random_key key, int64_t position, const int32_t *generated,
     int32_t count, struct sampled_token *token);

@@ -170,7 +170,8 @@ static enum result read_next(struct admission *admission) {
     return prepare_active(admission, active);
 }
 
-/* In prefill a request takes one sequence and the token budget is the limit; else its choices fill the batch. */
+/* In prefill a request takes one sequence and the token budget is the limit; else its choices fill the
+ * batch. */
 static bool has_room(const struct admission *admission, const struct active_request *active) {
     const struct engine_options *options = admission->options;
     if (!admission->first)

@@ -1,4 +1,5 @@
-/* Which requests a rank works on: admitted in the source's order while their key/value blocks are sure to suffice. */
+/* Which requests a rank works on: admitted in the source's order while their key/value blocks are sure to
+ * suffice. */
 #ifndef NOCTURNE_SCHEDULE_ADMISSION_H
 #define NOCTURNE_SCHEDULE_ADMISSION_H
 
@@ -46,8 +47,8 @@ void admission_begin(struct admission *admission, const struct engine_options *o
     const struct engine_source *source, const struct engine_sink *sink, struct engine_counts *counts);
 void admission_end(struct admission *admission); /* gives everything back, whatever state it is in */
 
-/* Takes requests from the source while there is room for them; refused ones go to the sink as error records. At most a fixed
- * number at a time, so that other ranks do not wait long. */
+/* Takes requests from the source while there is room for them; refused ones go to the sink as error
+ * records. At most a fixed number at a time, so that other ranks do not wait long. */
 MUST_CHECK enum result admission_fill(struct admission *admission);
 /* Whether a request is in work, or may follow. */
 bool admission_has_work(const struct admission *admission);

@@ -1,4 +1,5 @@
-/* One choice of an answer while it is generated: its tokens and their log-probabilities, and when and why it ends. */
+/* One choice of an answer while it is generated: its tokens and their log-probabilities, and when and why
+ * it ends. */
 #ifndef NOCTURNE_SCHEDULE_CHOICES_H
 #define NOCTURNE_SCHEDULE_CHOICES_H
 
@@ -40,11 +41,13 @@ MUST_CHECK enum result choice_begin(struct choice *choice, const struct request 
     int64_t campaign_seed, const struct stop_strings *stops);
 void choice_free(struct choice *choice); /* not its sequence */
 
-/* Adds the next token and notices the end: EOS, a stop id, a stop string, max_tokens or the end of the context, in this order. */
+/* Adds the next token and notices the end: EOS, a stop id, a stop string, max_tokens or the end of the
+ * context, in this order. */
 MUST_CHECK enum result choice_add(struct choice *choice, const struct answer_rules *rules,
     const struct request *request, const struct stop_strings *stops, const struct first_token *token);
 
-/* Describes a finished choice; its text is appended to `text`, and `result->text` is left for the caller to point there. */
+/* Describes a finished choice; its text is appended to `text`, and `result->text` is left for the caller to
+ * point there. */
 void choice_describe(const struct choice *choice, const struct answer_rules *rules,
     struct choice_result *result, struct buffer *text);
 

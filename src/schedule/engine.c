@@ -124,8 +124,8 @@ static void add_decoding(struct engine *engine, struct step_room *room) {
     }
 }
 
-/* As much of the prompt as there is room for. Its end also runs the tail through the upper layers; when that does not fit any
- * more, one token is left for a later step. */
+/* As much of the prompt as there is room for. Its end also runs the tail through the upper layers; when
+ * that does not fit any more, one token is left for a later step. */
 static bool cut_chunk(const struct engine *engine, const struct active_request *active, struct step_room room,
     struct span *span) {
     int32_t left = active->request->token_count - active->prompt_done;
@@ -364,7 +364,8 @@ enum result engine_run(const struct engine_options *options, const struct engine
         *stopped = work && stop;
         if (!work || stop)
             break;
-        /* Its failure is not agreed: the other ranks are inside the step's exchanges, so the run must be ended. */
+        /* Its failure is not agreed: the other ranks are inside the step's exchanges, so the run must be
+         * ended. */
         TRY_GOTO(status, model_step(options->model, engine.spans, engine.span_count, engine.logits), done);
         status = take_outcomes(&engine);
         if (status == OK)

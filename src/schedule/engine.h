@@ -1,9 +1,8 @@
-/* The step loop of one rank: admits requests, cuts prompts into chunks under a token budget, batches decoding
- * sequences, samples, and hands out results as they finish.
+/* The step loop of one rank: admits requests, cuts prompts into chunks under a token budget, batches
+ * decoding sequences, samples, and hands out results as they finish.
  *
- * It knows nothing of files: requests and saved states come from a source, results and states go to a sink (campaign/ wires
- * them to HDF5). Results do not depend on order, batch limits, ranks or threads.
- */
+ * It knows nothing of files: requests and saved states come from a source, results and states go to a sink
+ * (campaign/ wires them to HDF5). Results do not depend on order, batch limits, ranks or threads. */
 #ifndef NOCTURNE_SCHEDULE_ENGINE_H
 #define NOCTURNE_SCHEDULE_ENGINE_H
 
@@ -39,7 +38,8 @@ struct choice_result {
 
 struct request_result {
     int64_t request; /* index in requests.h5 */
-    /* A failed request: code (NULL: none) with status, message and param as in struct request_error; choices are 0 then. */
+    /* A failed request: code (NULL: none) with status, message and param as in struct request_error;
+     * choices are 0 then. */
     const char *error_code;
     int32_t error_status;
     const char *error_type, *error_param, *error_message;
@@ -69,9 +69,10 @@ struct state_record {
 
 enum engine_phase { ENGINE_PREFILL, ENGINE_DECODE, ENGINE_RUN };
 
-/* Where work comes from. `next` gives the next request of this rank (and in ENGINE_DECODE its state), *index = -1 when
- * there is none left; the engine holds one that does not fit yet, and gives each back through `release` when it is done with it
- * (either may be NULL: a state is given back as soon as it is loaded). */
+/* Where work comes from. `next` gives the next request of this rank (and in ENGINE_DECODE its state),
+ * *index = -1 when there is none left; the engine holds one that does not fit yet, and gives each back
+ * through `release` when it is done with it (either may be NULL: a state is given back as soon as it is
+ * loaded). */
 struct engine_source {
     void *context;
     enum result (*next)(void *context, int64_t *index, struct request **request, struct state_record **state);
@@ -88,8 +89,8 @@ struct engine_sink {
     void *context;
     enum result (*result)(void *context, const struct request_result *result);
     enum result (*state)(void *context, const struct state_record *state); /* ENGINE_PREFILL */
-    /* After each step: flush parts when it is time, progress. `world` is the sum over all ranks as of the step's agreement
-     * (steps: of one rank). */
+    /* After each step: flush parts when it is time, progress. `world` is the sum over all ranks as of the
+     * step's agreement (steps: of one rank). */
     enum result (*step_end)(void *context, const struct engine_counts *world);
 };
 
@@ -104,10 +105,10 @@ struct engine_options {
     bool all_layers;     /* prefill: run all layers on all tokens instead of the tail */
 };
 
-/* Runs until no rank has work, or a stop is asked for (signals_stop_requested on any rank: agreed at a step's begin; *stopped is
- * then true and unfinished requests are simply not in the sink). Collective over the run; every step has one agreement (work
- * left, stop, errors), so a rank without work takes part and an error on one rank ends all with its message. *world are the
- * counts of all ranks at the end. */
+/* Runs until no rank has work, or a stop is asked for (signals_stop_requested on any rank: agreed at a
+ * step's begin; *stopped is then true and unfinished requests are simply not in the sink). Collective over
+ * the run; every step has one agreement (work left, stop, errors), so a rank without work takes part and an
+ * error on one rank ends all with its message. *world are the counts of all ranks at the end. */
 MUST_CHECK enum result engine_run(const struct engine_options *options, const struct engine_source *source,
     const struct engine_sink *sink, struct engine_counts *world, bool *stopped);
 

@@ -84,7 +84,8 @@ void stop_scan_free(struct stop_scan *scan) {
     free(scan);
 }
 
-/* The first place in the piece where the pattern ends, as the count of the piece's bytes up to it; 0: nowhere. */
+/* The first place in the piece where the pattern ends, as the count of the piece's bytes up to it; 0:
+ * nowhere. */
 static size_t find_end(const struct pattern *pattern, int32_t *matched, const char *piece, size_t bytes) {
     if (pattern->bytes == 0)
         return 0;

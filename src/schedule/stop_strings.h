@@ -1,4 +1,5 @@
-/* Finds stop strings in text that arrives in pieces: each byte is looked at once for each string, whatever the lengths. */
+/* Finds stop strings in text that arrives in pieces: each byte is looked at once for each string, whatever
+ * the lengths. */
 #ifndef NOCTURNE_SCHEDULE_STOP_STRINGS_H
 #define NOCTURNE_SCHEDULE_STOP_STRINGS_H
 
@@ -11,7 +12,8 @@
 
 struct stop_strings; /* the strings of one request, shared by its choices */
 
-/* Copies `strings` (empty ones never match). count may be 0: *made is NULL then, which all functions here accept. */
+/* Copies `strings` (empty ones never match). count may be 0: *made is NULL then, which all functions here
+ * accept. */
 MUST_CHECK enum result stop_strings_create(
     const struct text_piece *strings, int32_t count, struct stop_strings **made);
 void stop_strings_free(struct stop_strings *strings);
@@ -26,8 +28,8 @@ struct stop_match {
     int32_t index; /* of the string */
 };
 
-/* Takes the next piece. True when a string has ended in it: the match that begins first, of equal ones the lower index. The scan
- * is at its end then. */
+/* Takes the next piece. True when a string has ended in it: the match that begins first, of equal ones the
+ * lower index. The scan is at its end then. */
 bool stop_scan_feed(const struct stop_strings *strings, struct stop_scan *scan, const char *piece,
     size_t bytes, struct stop_match *match);
 
