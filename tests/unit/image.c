@@ -122,7 +122,7 @@ static void test_token_counts(void **state) {
     (void)state;
     int checked = 0, changed = 0;
     for (const struct json *vector = json_member(expected, "sweep")->first; vector; vector = vector->next) {
-        int64_t width, height, tokens;
+        int64_t width = 0, height = 0, tokens = 0;
         assert_true(json_int64(vector->first, &width) && json_int64(vector->first->next, &height) &&
                     json_int64(vector->first->next->next, &tokens));
         struct image_plan settled, once;
