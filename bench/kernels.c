@@ -106,10 +106,22 @@ static struct matrix random_matrix(enum weight_format format, int32_t rows, int3
 
 typedef float wide __attribute__((vector_size(64)));
 
-/* Each thread's rate of fused multiply-adds on values in registers, for the widest vectors compiled in. */
-__attribute__((
-    target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default"), optimize("fp-contract=fast"))) static float
-multiply_adds(int32_t rounds) {
+#if defined(__x86_64__)
+#define FOR_ALL_SETS __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define FOR_ALL_SETS
+#endif
+#ifdef __clang__
+#define FUSES_MULTIPLY_ADD
+#define FUSE_MULTIPLY_ADD _Pragma("clang fp contract(fast)")
+#else
+#define FUSES_MULTIPLY_ADD __attribute__((optimize("fp-contract=fast")))
+#define FUSE_MULTIPLY_ADD
+#endif
+
+/* Multiply-adds of values in registers, for the widest vectors this machine has. */
+FUSES_MULTIPLY_ADD FOR_ALL_SETS static float multiply_adds(int32_t rounds) {
+    FUSE_MULTIPLY_ADD
     wide sum[12], factor = (wide){0} + 0.999f, term = (wide){0} + 0.001f;
     for (int32_t i = 0; i < 12; i++)
         sum[i] = (wide){0} + (float)i;
