@@ -108,9 +108,9 @@ static enum result compare_kernels(const struct launch *launch) {
     char *all = calloc(count, KERNEL_NAME_BYTES);
     enum result status = all ? OK : fail(ERROR_MEMORY, "out of memory for the names of the ranks' kernels");
     status = ranks_agree(launch->ranks.world, status);
-    if (status == OK)
+    if (status == OK && all)
         status = group_all_gather(launch->ranks.world, "start: kernels", own, sizeof own, all);
-    for (size_t i = 1; status == OK && i < count; i++)
+    for (size_t i = 1; status == OK && all && i < count; i++)
         if (strcmp(all, all + i * KERNEL_NAME_BYTES) != 0)
             status = fail(ERROR_CONFLICT,
                 "rank 0 computes with %s, rank %zu with %s, which give different bits: "
@@ -177,9 +177,9 @@ enum result launch_describe(const struct launch *launch) {
     struct model_bytes *all = calloc((size_t)ranks->count, sizeof *all);
     enum result status = all ? OK : fail(ERROR_MEMORY, "out of memory for the ranks' memory sizes");
     status = ranks_agree(ranks->world, status);
-    if (status == OK)
+    if (status == OK && all)
         status = group_all_gather(ranks->world, "start: memory sizes", &own, sizeof own, all);
-    if (status == OK && ranks->rank == 0) {
+    if (status == OK && all && ranks->rank == 0) {
         log_info("%s: %lld tensors, %.1f MiB", checkpoint_folder(launch->checkpoint),
             (long long)checkpoint_tensor_count(launch->checkpoint),
             (double)checkpoint_tensor_bytes(launch->checkpoint) / MIB);

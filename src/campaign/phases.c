@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "base/signals.h"
 #include "campaign/campaign.h"
+#include "campaign/files.h" /* struct vector */
 #include "campaign/launch.h"
 #include "campaign/progress.h"
 #include "campaign/requests.h"
@@ -51,6 +52,7 @@ struct phase {
     char identity[512];
     struct buffer settings;
     char *model_folder;                     /* absolute */
+    struct vector lists;                    /* memory of the next three */
     uint8_t *has_result, *has_state, *todo; /* [total] */
     int64_t total, done_before, todo_count, without_state;
     int64_t *share; /* indices of this rank's requests */
@@ -201,11 +203,11 @@ static enum result read_done(struct phase *phase) {
 
 static enum result allocate_lists(struct phase *phase) {
     size_t size = (size_t)phase->total + 1;
-    phase->has_result = calloc(size, 1);
-    phase->has_state = calloc(size, 1);
-    phase->todo = calloc(size, 1);
-    if (!phase->has_result || !phase->has_state || !phase->todo)
-        return fail(ERROR_MEMORY, "out of memory for the lists of %lld requests", (long long)phase->total);
+    TRY(vector_reserve(&phase->lists, 3 * size));
+    memset(phase->lists.data, 0, 3 * size);
+    phase->has_result = phase->lists.data;
+    phase->has_state = phase->has_result + size;
+    phase->todo = phase->has_state + size;
     return OK;
 }
 
@@ -378,9 +380,7 @@ static void free_phase(struct phase *phase) {
     campaign_close(phase->campaign);
     buffer_free(&phase->settings);
     free(phase->model_folder);
-    free(phase->has_result);
-    free(phase->has_state);
-    free(phase->todo);
+    vector_free(&phase->lists);
     free(phase->share);
 }
 

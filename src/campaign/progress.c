@@ -2,6 +2,7 @@
 
 #include "base/log.h"
 
+#include <math.h>   /* llround */
 #include <stdio.h>  /* fprintf, snprintf */
 #include <time.h>   /* clock_gettime */
 #include <unistd.h> /* isatty */
@@ -48,7 +49,7 @@ static void write_file(
 
 /* "3 h 05 min", "2 min 10 s", "9 s" */
 static void format_duration(double seconds, char *text, size_t size) {
-    long long whole = (long long)(seconds + 0.5);
+    long long whole = llround(seconds);
     if (whole >= 3600)
         snprintf(text, size, "%lld h %02lld min", whole / 3600, whole % 3600 / 60);
     else if (whole >= 60)
@@ -61,9 +62,9 @@ static void format_duration(double seconds, char *text, size_t size) {
 static void format_line(const struct phase_progress *progress, const struct engine_counts *counts, double now,
     char *text, size_t size) {
     double seconds = now - progress->begun + 1e-9;
-    int64_t ended = counts->finished + counts->failed;
-    int used = snprintf(text, size, "%s: %lld of %lld done", progress->phase,
-        (long long)(progress->done_before + counts->finished), (long long)progress->total);
+    int64_t done = progress->done_before + counts->finished, ended = counts->finished + counts->failed;
+    int used = snprintf(
+        text, size, "%s: %lld of %lld done", progress->phase, (long long)done, (long long)progress->total);
     if (counts->failed)
         used += snprintf(text + used, size - (size_t)used, ", %lld failed", (long long)counts->failed);
     if (counts->prompt_tokens)

@@ -366,7 +366,7 @@ static int32_t draw(const double *weight, int32_t vocab_size, double uniform) {
 /* The `wanted` likeliest tokens, by insertion into a short sorted list. */
 static void find_top(
     const float *logits, int32_t vocab_size, int32_t wanted, double log_sum, struct sampled_token *token) {
-    float values[MOST_TOP_LOGPROBS];
+    float values[MOST_TOP_LOGPROBS] = {0};
     int32_t count = 0;
     for (int32_t i = 0; i < vocab_size; i++) {
         float value = isfinite(logits[i]) ? logits[i] : -INFINITY;
