@@ -1,11 +1,12 @@
 #include "campaign/answers.h"
 
+#include "base/utf8.h"
 #include "campaign/results_part.h"
 #include "schedule/engine.h" /* enum finish_reason */
 
-#include <math.h>   /* isfinite */
+#include <math.h>   /* isfinite, fabs */
 #include <stdlib.h> /* calloc, free */
-#include <string.h> /* memcmp, strlen */
+#include <string.h> /* strlen */
 
 /* The JSON of a token that doesn't depend on where it stands: `"token":"...","bytes":[...]`. */
 struct token_json {
@@ -17,35 +18,44 @@ struct answer_writer {
     const struct tokenizer *tokenizer;
     struct token_json *tokens; /* [size], made when first needed */
     int32_t size;
-    int32_t end_of_thinking; /* id of </think>, -1 when the model has none */
-    struct buffer scratch;
+    struct reply_parser *parser;
+    struct json_document *document;
+    struct buffer scratch, logprobs, choices;
 };
-
-static const char end_of_thinking_text[] = "</think>";
 
 enum result answer_writer_create(const struct tokenizer *tokenizer, struct answer_writer **writer) {
     struct answer_writer *made = calloc(1, sizeof *made);
-    *writer = made;
+    enum result status = OK;
+    *writer = NULL;
     if (!made)
         return fail(ERROR_MEMORY, "out of memory for writing answers");
     made->tokenizer = tokenizer;
     made->size = tokenizer_size(tokenizer);
-    made->end_of_thinking = tokenizer_added_id(tokenizer, end_of_thinking_text);
     made->tokens = calloc((size_t)made->size + 1, sizeof *made->tokens);
-    if (made->tokens)
-        return OK;
-    free(made);
-    *writer = NULL;
-    return fail(ERROR_MEMORY, "out of memory for writing answers");
+    if (!made->tokens) {
+        status = fail(ERROR_MEMORY, "out of memory for writing answers");
+        goto done;
+    }
+    TRY_GOTO(status, reply_parser_create(tokenizer, &made->parser), done);
+    TRY_GOTO(status, json_document_create(&made->document), done);
+    *writer = made;
+    made = NULL;
+done:
+    answer_writer_free(made);
+    return status;
 }
 
 void answer_writer_free(struct answer_writer *writer) {
     if (!writer)
         return;
-    for (int32_t i = 0; i < writer->size; i++)
+    for (int32_t i = 0; writer->tokens && i < writer->size; i++)
         free(writer->tokens[i].text);
     free(writer->tokens);
+    reply_parser_free(writer->parser);
+    json_document_free(writer->document);
     buffer_free(&writer->scratch);
+    buffer_free(&writer->logprobs);
+    buffer_free(&writer->choices);
     free(writer);
 }
 
@@ -100,8 +110,8 @@ struct choice_view {
     const float *logprobs, *top_logprobs;
     const char *text;
     size_t tokens, text_bytes, text_tokens;
-    int32_t top_count;
-    bool length, stopped_by_token;
+    int32_t top_count, stop_index;
+    bool length, stopped_by_token, stopped_by_text;
 };
 
 static struct choice_view view_choice(const struct table *part, size_t c) {
@@ -126,60 +136,80 @@ static struct choice_view view_choice(const struct table *part, size_t c) {
         .text_tokens = (size_t)((const int32_t *)table_values(part, RESULT_TEXT_TOKENS))[c],
         .top_count = ((const int32_t *)table_values(part, RESULT_TOP_COUNT))[c],
         .length = ((const uint8_t *)table_values(part, RESULT_FINISH))[c] == FINISH_LENGTH,
-        .stopped_by_token = cause == STOP_EOS || cause == STOP_ID};
+        .stopped_by_token = cause == STOP_EOS || cause == STOP_ID,
+        .stopped_by_text = cause == STOP_TEXT,
+        .stop_index = ((const int32_t *)table_values(part, RESULT_STOP_INDEX))[c]};
 }
 
-/* Where reasoning ends and content begins. */
+/* ---- the reply, from the token ids ---- */
+
+/* Whether the bytes end inside a character. */
+static bool ends_inside_character(const struct buffer *bytes) {
+    for (size_t back = 1; back <= 3 && back <= bytes->bytes; back++) {
+        const char *lead = bytes->data + bytes->bytes - back;
+        uint32_t character;
+        if (((unsigned char)*lead & 0xC0) == 0x80)
+            continue;
+        return utf8_decode(lead, back, &character) == 0 && character == back &&
+               (unsigned char)*lead >= 0xC2 && (unsigned char)*lead <= 0xF4;
+    }
+    return false;
+}
+
+/* Of an answer that a stop string cut: how many of its tokens end with a character and before the cut, and in *bytes
+ * how much of the text they are. */
+static size_t tokens_before_cut(
+    struct answer_writer *writer, const struct choice_view *choice, size_t *bytes) {
+    struct buffer *raw = &writer->scratch;
+    size_t whole = 0;
+    buffer_clear(raw);
+    for (size_t t = 0; t < choice->text_tokens; t++) {
+        const char *piece;
+        size_t count;
+        if (!tokenizer_is_special(writer->tokenizer, choice->ids[t]) &&
+            tokenizer_token_bytes(writer->tokenizer, choice->ids[t], &piece, &count))
+            buffer_append(raw, piece, count);
+        if (!ends_inside_character(raw))
+            whole = t + 1;
+    }
+    buffer_clear(raw);
+    tokenizer_decode(writer->tokenizer, choice->ids, whole, true, raw);
+    *bytes = raw->bytes < choice->text_bytes ? raw->bytes : choice->text_bytes;
+    return whole;
+}
+
+/* Parses the tokens whose text is in the answer, and what a stop string left of the next one. */
+static const struct reply *parse_choice(
+    struct answer_writer *writer, const struct choice_view *choice, const struct answer_request *request) {
+    struct reply_options options = {.rules = REPLY_REPAIRED,
+        .stage = request->stage,
+        .thinking = request->thinking,
+        .tools = request->tools,
+        .json = request->json,
+        .as_ids = true,
+        .skip_special = true};
+    size_t whole = choice->text_tokens, bytes = choice->text_bytes;
+    if (choice->stopped_by_text)
+        whole = tokens_before_cut(writer, choice, &bytes);
+    reply_begin(writer->parser, &options);
+    reply_feed_ids(writer->parser, choice->ids, whole);
+    if (choice->stopped_by_text)
+        reply_feed_text(writer->parser, choice->text + bytes, choice->text_bytes - bytes);
+    return reply_finish(writer->parser, choice->length ? REPLY_LENGTH : REPLY_STOP);
+}
+
+/* Tokens before the end of reasoning, and the first one after it. */
 struct split {
-    size_t reasoning_tokens, content_token; /* tokens before </think>; first token after it */
-    size_t reasoning_bytes, content_byte;
+    size_t reasoning_tokens, content_token;
 };
 
-/* Reasoning is what comes before the token </think>; without it all is reasoning. */
-static struct split split_thinking(struct answer_writer *writer, const struct choice_view *choice) {
-    size_t at = 0, marker = sizeof end_of_thinking_text - 1;
-    while (at < choice->tokens && choice->ids[at] != writer->end_of_thinking)
-        at++;
-    size_t spoken = choice->tokens - choice->stopped_by_token;
-    struct split split = {at < spoken ? at : spoken, choice->tokens, choice->text_bytes, choice->text_bytes};
-    if (at >= choice->tokens)
-        return split;
-    split.content_token = at + 1;
-    buffer_clear(&writer->scratch);
-    tokenizer_decode(writer->tokenizer, choice->ids, at, true, &writer->scratch);
-    size_t bytes = writer->scratch.bytes;
-    if (bytes > choice->text_bytes)
-        return split; /* a stop string cut the text inside the reasoning */
-    split.reasoning_bytes = split.content_byte = bytes;
-    if (choice->text_bytes - bytes >= marker && !memcmp(choice->text + bytes, end_of_thinking_text, marker))
-        split.content_byte += marker;
-    return split;
+static struct split split_tokens(const struct choice_view *choice, const struct reply *reply) {
+    if (reply->in_reasoning)
+        return (struct split){choice->tokens - choice->stopped_by_token, choice->tokens};
+    return (struct split){(size_t)reply->reasoning_tokens, (size_t)reply->content_token};
 }
 
-static void append_text_without_newlines(struct buffer *text, const char *from, size_t bytes, bool trailing) {
-    while (bytes && *from == '\n') {
-        from++;
-        bytes--;
-    }
-    while (trailing && bytes && from[bytes - 1] == '\n')
-        bytes--;
-    buffer_append_json_string(text, from, bytes);
-}
-
-static void append_message(
-    const struct choice_view *choice, bool thinking, const struct split *split, struct buffer *text) {
-    buffer_append_text(text, "\"message\":{\"role\":\"assistant\",\"content\":");
-    if (!thinking) {
-        buffer_append_json_string(text, choice->text, choice->text_bytes);
-    } else {
-        bool closed = split->content_token < choice->tokens || split->content_byte < choice->text_bytes;
-        append_text_without_newlines(
-            text, choice->text + split->content_byte, choice->text_bytes - split->content_byte, false);
-        buffer_append_text(text, ",\"reasoning_content\":");
-        append_text_without_newlines(text, choice->text, split->reasoning_bytes, closed);
-    }
-    buffer_append_text(text, ",\"refusal\":null}");
-}
+/* ---- log-probabilities ---- */
 
 /* Tokens [begin, end) with their alternatives as a list. */
 static void append_tokens(struct answer_writer *writer, const struct choice_view *choice, size_t begin,
@@ -204,58 +234,79 @@ static void append_tokens(struct answer_writer *writer, const struct choice_view
     buffer_append(text, "]", 1);
 }
 
-static void append_logprobs(struct answer_writer *writer, const struct choice_view *choice, bool thinking,
-    const struct split *split, struct buffer *text) {
-    size_t end = choice->text_tokens;
-    size_t begin = thinking ? split->content_token : 0, reasoning = split->reasoning_tokens;
-    buffer_append_text(text, "{\"content\":");
-    append_tokens(writer, choice, begin < end ? begin : end, end, text);
-    if (thinking) {
-        buffer_append_text(text, ",\"reasoning_content\":");
-        append_tokens(writer, choice, 0, reasoning < end ? reasoning : end, text);
+/* What a kind of body has of them: Responses a list of the content's tokens. */
+static struct text_piece make_logprobs(struct answer_writer *writer, const struct choice_view *choice,
+    const struct answer_request *request, const struct split *split) {
+    struct buffer *text = &writer->logprobs;
+    size_t end = choice->text_tokens, reasoning = split->reasoning_tokens;
+    size_t begin = split->content_token < end ? split->content_token : end;
+    if (!request->logprobs || request->kind == MESSAGE_MESSAGES)
+        return (struct text_piece){0};
+    buffer_clear(text);
+    if (request->kind == MESSAGE_RESPONSES)
+        append_tokens(writer, choice, begin, end, text);
+    else {
+        buffer_append_text(text, "{\"content\":");
+        append_tokens(writer, choice, begin, end, text);
+        if (request->thinking) {
+            buffer_append_text(text, ",\"reasoning_content\":");
+            append_tokens(writer, choice, 0, reasoning < end ? reasoning : end, text);
+        }
+        buffer_append_text(text, ",\"refusal\":null}");
     }
-    buffer_append_text(text, ",\"refusal\":null}");
+    return (struct text_piece){.data = text->data, .bytes = text->bytes};
 }
 
-void answer_append(struct answer_writer *writer, const struct table *part, size_t record, bool thinking,
-    bool logprobs, struct buffer *text) {
-    const uint64_t *choices = table_offsets(part, RESULT_CHOICE_OFFSETS);
-    int64_t prompt = ((const int32_t *)table_values(part, RESULT_PROMPT_TOKENS))[record], completion = 0,
-            reasoning = 0;
-    buffer_append_text(text, "\"choices\":[");
-    for (uint64_t c = choices[record]; c < choices[record + 1]; c++) {
-        struct choice_view choice = view_choice(part, c);
-        struct split split = {0};
-        if (thinking)
-            split = split_thinking(writer, &choice);
-        buffer_append(text, ",", c > choices[record]);
-        buffer_append_text(text, "{\"index\":");
-        append_int(text, (int64_t)(c - choices[record]));
-        buffer_append(text, ",", 1);
-        append_message(&choice, thinking, &split, text);
-        buffer_append_text(text, ",\"logprobs\":");
-        if (logprobs)
-            append_logprobs(writer, &choice, thinking, &split, text);
-        else
-            buffer_append_text(text, "null");
-        buffer_append_text(
-            text, choice.length ? ",\"finish_reason\":\"length\"}" : ",\"finish_reason\":\"stop\"}");
-        completion += (int64_t)choice.tokens;
-        reasoning += (int64_t)split.reasoning_tokens;
-    }
-    buffer_append_text(text, "],\"usage\":{\"prompt_tokens\":");
-    append_int(text, prompt);
-    buffer_append_text(text, ",\"completion_tokens\":");
-    append_int(text, completion);
-    buffer_append_text(text, ",\"total_tokens\":");
-    append_int(text, prompt + completion);
-    if (thinking) {
-        buffer_append_text(text, ",\"completion_tokens_details\":{\"reasoning_tokens\":");
-        append_int(text, reasoning);
-        buffer_append(text, "}", 1);
-    }
-    buffer_append(text, "}", 1);
+/* ---- bodies ---- */
+
+int64_t answer_created(const struct table *part, size_t record) {
+    double finished_at = ((const double *)table_values(part, RESULT_FINISHED_AT))[record];
+    return isfinite(finished_at) && fabs(finished_at) < 1e15 ? (int64_t)finished_at : 0;
 }
+
+static struct message_choice make_choice(struct answer_writer *writer, const struct choice_view *view,
+    const struct answer_request *request, struct message_usage *usage) {
+    struct message_choice choice = {
+        .reply = parse_choice(writer, view, request),
+        .stopped = view->stopped_by_text,
+    };
+    struct split split = split_tokens(view, choice.reply);
+    choice.logprobs = make_logprobs(writer, view, request, &split);
+    if (choice.stopped && view->stop_index >= 0 && view->stop_index < request->stop_count)
+        choice.stop_sequence = request->stops[view->stop_index];
+    usage->completion_tokens += (int64_t)view->tokens;
+    usage->reasoning_tokens += (int64_t)split.reasoning_tokens;
+    return choice;
+}
+
+void answer_append(struct answer_writer *writer, const struct table *part, size_t record,
+    const struct answer_request *request, const char *id, struct buffer *text) {
+    const uint64_t *choices = table_offsets(part, RESULT_CHOICE_OFFSETS);
+    struct message_usage usage = {
+        .prompt_tokens = ((const int32_t *)table_values(part, RESULT_PROMPT_TOKENS))[record],
+        .image_tokens = request->image_tokens,
+        .thinking = request->thinking,
+    };
+    buffer_clear(&writer->choices);
+    for (uint64_t c = choices[record]; c < choices[record + 1]; c++) {
+        struct choice_view view = view_choice(part, c);
+        struct message_choice choice = make_choice(writer, &view, request, &usage);
+        if (request->kind == MESSAGE_CHAT) {
+            buffer_append(&writer->choices, ",", c > choices[record]);
+            message_append_choice(id, (int32_t)(c - choices[record]), &choice, &writer->choices);
+            continue;
+        }
+        if (request->kind == MESSAGE_RESPONSES)
+            message_append_responses(id, answer_created(part, record), &choice, &usage, text);
+        else
+            message_append_messages(id, &choice, &usage, writer->document, text);
+        return; /* these have one choice */
+    }
+    struct text_piece joined = {writer->choices.data ? writer->choices.data : "", writer->choices.bytes};
+    message_append_chat(joined, &usage, text);
+}
+
+/* ---- errors ---- */
 
 static void append_member(struct buffer *text, const char *name, const char *value) {
     buffer_append_text(text, name);

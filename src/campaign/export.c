@@ -17,7 +17,7 @@
 
 /* Export goes through the parts once, in their own order, and puts the JSON of each answer into a spool file; then it
  * writes the lines in the order asked for, taking custom_id and model from requests.h5. So memory stays small
- * (struct place and two bytes a request), and parts are read whole and in a row. */
+ * (struct place and a few bytes a request), and parts are read whole and in a row. */
 
 enum export_order { ORDER_INPUT, ORDER_COMPLETION };
 
@@ -32,25 +32,32 @@ struct place {
     int64_t record;     /* row in the joined records of results.h5 */
 };
 
-enum { NEEDS_THINKING = 1, NEEDS_LOGPROBS = 2, ANSWERED = -1 };
+enum { ANSWERED = -1 };
+
+/* What of a request its answer depends on, packed. */
+struct need {
+    uint8_t kind, stage; /* enum message_kind, enum reply_stage */
+    bool thinking, tools, json, logprobs;
+};
 
 /* What precedes each text in the spool. */
 struct spool_entry {
     uint64_t bytes;
-    int32_t status; /* ANSWERED, or an error's status */
+    int64_t created; /* Unix seconds */
+    int32_t status;  /* ANSWERED, or an error's status */
 };
 
 struct export {
     const struct export_options *options;
     struct requests *requests;
-    struct tokenizer *tokenizer; /* only when a request needs it */
+    struct tokenizer *tokenizer;
     struct answer_writer *answers;
     struct part_list list;
     struct indexed_part *parts; /* [parts_used], of the list */
     size_t parts_used;
     int64_t total, done, failed, records;
     struct place *places; /* [total] */
-    uint8_t *needs;       /* [total] NEEDS_ flags */
+    struct need *needs;   /* [total] */
     uint8_t *outcomes;    /* [total] enum outcome */
     int64_t *order;       /* [total], NULL: input order */
     struct output_file spool;
@@ -62,7 +69,7 @@ struct export {
 static enum result allocate(struct export *export) {
     size_t total = (size_t) export->total;
     export->places = malloc(total * sizeof *export->places + 1);
-    export->needs = calloc(total + 1, 1);
+    export->needs = calloc(total + 1, sizeof *export->needs);
     export->outcomes = calloc(total + 1, 1);
     if (!export->places || !export->needs || !export->outcomes)
         return fail(ERROR_MEMORY, "out of memory for the index of %zu requests", total);
@@ -71,25 +78,34 @@ static enum result allocate(struct export *export) {
     return OK;
 }
 
-/* Notes what each request asked for; the tokenizer is loaded only when one of them needs token texts. */
+/* Notes what each request asked for, and loads the tokenizer: answers are made from token ids. */
 static enum result read_needs(struct export *export) {
     struct request_head head;
-    uint8_t any = 0;
     for (int64_t i = 0; i < export->total; i++) {
         TRY(requests_read_head(export->requests, i, &head));
-        export->needs[i] =
-            (uint8_t)((head.thinking ? NEEDS_THINKING : 0) | (head.top_logprobs >= 0 ? NEEDS_LOGPROBS : 0));
-        any |= export->needs[i];
+        export->needs[i] = (struct need){
+            .kind = MESSAGE_CHAT,
+            .stage = head.thinking ? REPLY_REASONING_START : REPLY_CONTENT_START,
+            .thinking = head.thinking,
+            .logprobs = head.top_logprobs >= 0,
+        };
     }
-    if (!any)
+    if (!export->total)
         return OK;
     const char *folder =
         export->options->model ? export->options->model : requests_model_folder(export->requests);
     enum result status = tokenizer_load(folder, &export->tokenizer);
     if (status != OK)
-        return fail_context(
-            status, "the tokenizer is needed for log-probabilities and reasoning (--model DIR if it moved)");
+        return fail_context(status, "the tokenizer is needed for answers (--model DIR if it moved)");
     return answer_writer_create(export->tokenizer, &export->answers);
+}
+
+/* 32 digits that depend on the campaign, the kind ('r': request, 'e': refused line) and the index. */
+static void line_id(const struct export *export, char kind, int64_t index, char digits[HASH_DIGITS + 1]) {
+    char key[HASH_DIGITS + 32];
+    int bytes =
+        snprintf(key, sizeof key, "%s%c%lld", requests_identity(export->requests), kind, (long long)index);
+    hash_digits_128(key, (size_t)bytes, digits);
 }
 
 /* A text of a part's column as a NUL-terminated string in `to`. */
@@ -130,19 +146,42 @@ static enum result spool_error(
     return read;
 }
 
+/* The body of an answer, but for its head. */
+static enum result spool_answer(
+    struct export *export, const struct table *part, size_t record, int64_t request) {
+    const struct need *need = &export->needs[request];
+    struct answer_request asked = {.kind = (enum message_kind)need->kind,
+        .stage = (enum reply_stage)need->stage,
+        .thinking = need->thinking,
+        .tools = need->tools,
+        .json = need->json,
+        .logprobs = need->logprobs};
+    struct request *whole = NULL;
+    char id[HASH_DIGITS + 1];
+    line_id(export, 'r', request, id);
+    if (asked.kind == MESSAGE_MESSAGES) { /* it names the stop string that ended it */
+        TRY(requests_read(export->requests, request, &whole));
+        asked.stops = whole->sampling.stops;
+        asked.stop_count = whole->sampling.stop_count;
+    }
+    answer_append(export->answers, part, record, &asked, id, &export->text);
+    requests_release(whole);
+    return OK;
+}
+
 static enum result spool_record(struct export *export, const struct table *part, size_t record) {
     int64_t request = ((const int64_t *)table_values(part, RESULT_REQUEST))[record];
     bool failed = ((const uint8_t *)table_values(part, RESULT_FAILED))[record];
     int32_t error_status = ((const int32_t *)table_values(part, RESULT_ERROR_STATUS))[record];
     if (export->places[request].offset >= 0)
         return OK;
-    struct spool_entry entry = {.status = failed ? error_status : ANSWERED};
+    struct spool_entry entry = {
+        .created = answer_created(part, record), .status = failed ? error_status : ANSWERED};
     buffer_clear(&export->text);
     if (failed)
         TRY(spool_error(export, part, record, request, error_status));
     else
-        answer_append(export->answers, part, record, export->needs[request] & NEEDS_THINKING,
-            export->needs[request] & NEEDS_LOGPROBS, &export->text);
+        TRY(spool_answer(export, part, record, request));
     entry.bytes = export->text.bytes;
     export->places[request] = (struct place){.offset = export->spool.bytes,
         .finished_at = ((const double *)table_values(part, RESULT_FINISHED_AT))[record],
@@ -243,14 +282,6 @@ static enum result read_spool(struct export *export, int64_t request, struct spo
     return OK;
 }
 
-/* 32 digits that depend on the campaign, the kind ('r': request, 'e': refused line) and the index. */
-static void line_id(const struct export *export, char kind, int64_t index, char digits[HASH_DIGITS + 1]) {
-    char key[HASH_DIGITS + 32];
-    int bytes =
-        snprintf(key, sizeof key, "%s%c%lld", requests_identity(export->requests), kind, (long long)index);
-    hash_digits_128(key, (size_t)bytes, digits);
-}
-
 static void begin_line(struct buffer *line, const char *id, const struct text_piece *custom_id) {
     buffer_clear(line);
     buffer_append_text(line, "{\"id\":\"batch_req_");
@@ -282,21 +313,18 @@ static enum result write_answer(struct export *export, int64_t request, struct o
     struct request_head head;
     struct spool_entry entry;
     struct buffer *line = &export->line;
-    double finished_at = export->places[request].finished_at;
-    long long created = isfinite(finished_at) && fabs(finished_at) < 1e15 ? (long long)finished_at : 0;
     TRY(requests_read_head(export->requests, request, &head));
     TRY(read_spool(export, request, &entry));
     line_id(export, 'r', request, id);
     begin_line(line, id, &head.custom_id);
-    buffer_printf(line,
-        "{\"status_code\":200,\"request_id\":\"%s\",\"body\":{\"id\":\"chatcmpl-%s\",\"object\":\"chat."
-        "completion\","
-        "\"created\":%lld,\"model\":",
-        id, id, created);
-    buffer_append_json_string(line, head.model.data, head.model.bytes);
-    buffer_append(line, ",", 1);
+    buffer_printf(line, "{\"status_code\":200,\"request_id\":\"%s\",\"body\":", id);
+    struct message_head message = {.id = id,
+        .created = entry.created,
+        .model = head.model,
+        .system_fingerprint = export->system_fingerprint};
+    message_append_head((enum message_kind) export->needs[request].kind, &message, line);
     buffer_append(line, export->text.data, export->text.bytes);
-    buffer_printf(line, ",\"system_fingerprint\":\"%s\"}},\"error\":null}\n", export->system_fingerprint);
+    buffer_append_text(line, "},\"error\":null}\n");
     return output_file_write(file, line->data, line->bytes);
 }
 

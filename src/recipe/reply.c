@@ -11,7 +11,8 @@ enum token_kind {
     TOKEN_UNKNOWN,
     TOKEN_TEXT,      /* valid UTF-8 by itself */
     TOKEN_BYTES,     /* part of a character, perhaps */
-    TOKEN_SPECIAL,   /* an added token that is in no marker */
+    TOKEN_ADDED,     /* an added token that is in no marker */
+    TOKEN_HIDDEN,    /* the same, with special = true */
     TOKEN_END_THINK, /* </think> */
     TOKEN_DSML,
 };
@@ -128,7 +129,8 @@ static void take_id(struct reply_parser *parser, int32_t id) {
     enum token_kind kind = id >= 0 && id < parser->size ? (enum token_kind)parser->kinds[id] : TOKEN_UNKNOWN;
     const char *text = NULL;
     size_t bytes = 0;
-    if (kind == TOKEN_UNKNOWN || !tokenizer_token_bytes(parser->tokenizer, id, &text, &bytes))
+    bool hidden = kind == TOKEN_HIDDEN && states->options.skip_special;
+    if (kind == TOKEN_UNKNOWN || hidden || !tokenizer_token_bytes(parser->tokenizer, id, &text, &bytes))
         return;
     if (!states->options.as_ids || kind == TOKEN_BYTES) {
         take_bytes(parser, text, bytes);
@@ -194,7 +196,7 @@ static enum token_kind token_kind(const struct tokenizer *tokenizer, int32_t id)
         return TOKEN_DSML;
     if (bytes == strlen(SPELLING_END_THINK) && !memcmp(text, SPELLING_END_THINK, bytes))
         return TOKEN_END_THINK;
-    return TOKEN_SPECIAL;
+    return tokenizer_is_special(tokenizer, id) ? TOKEN_HIDDEN : TOKEN_ADDED;
 }
 
 enum result reply_parser_create(const struct tokenizer *tokenizer, struct reply_parser **parser) {

@@ -38,10 +38,11 @@ enum reply_finish { REPLY_STOP, REPLY_LENGTH, REPLY_CONTENT_FILTER, REPLY_TOOL_C
 struct reply_options {
     enum reply_rules rules;
     enum reply_stage stage;
-    bool thinking; /* the reply has reasoning, be it empty */
-    bool tools;    /* look for tool calls */
-    bool json;     /* the content is one JSON value */
-    bool as_ids;   /* the special parts of markers are ids; text that is fed has none */
+    bool thinking;     /* the reply has reasoning, be it empty */
+    bool tools;        /* look for tool calls */
+    bool json;         /* the content is one JSON value */
+    bool as_ids;       /* the special parts of markers are ids; text that is fed has none */
+    bool skip_special; /* tokens with special = true add no text, as in decoding */
     const struct text_piece
         *stops; /* copied; empty ones never match. They end content, not reasoning or calls */
     int32_t stop_count;

@@ -54,7 +54,9 @@ def choice(part, c, index, thinking, logprobs):
     a, b = part["token_offsets"][c:c + 2]
     ids, text_tokens = part["token_ids"][a:b].tolist(), int(part["text_tokens"][c])
     stopped, text = int(part["cause"][c]) in (1, 2), texts(part, "text")[c]
-    message, content_from, reasoning = {"role": "assistant", "content": text, "refusal": None}, 0, 0
+    assert thinking or CLOSE not in ids
+    message = {"role": "assistant", "content": text.lstrip("\n"), "refusal": None}
+    content_from, reasoning = 0, 0
     if thinking:
         reasoning = ids.index(CLOSE) if CLOSE in ids else len(ids) - stopped
         content_from = reasoning + 1 if CLOSE in ids else len(ids)
@@ -108,7 +110,9 @@ def expected_lines(campaign):
             made = [choice(part, c, c - first, thinking[request], top[request] >= 0) for c in range(first, last)]
             prompt = int(part["prompt_tokens"][r])
             completion = int(part["token_offsets"][last] - part["token_offsets"][first])
-            usage = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+            usage = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion,
+                     "prompt_tokens_details": {"cached_tokens": 0}, "prompt_cache_hit_tokens": 0,
+                     "prompt_cache_miss_tokens": prompt}
             if thinking[request]:
                 usage["completion_tokens_details"] = {"reasoning_tokens": sum(m[1] for m in made)}
             body = {"object": "chat.completion", "created": int(part["finished_at"][r]), "model": names[request],
