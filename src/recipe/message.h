@@ -46,7 +46,7 @@ void message_append_head(enum message_kind kind, const struct message_head *head
 void message_append_choice(
     const char *id, int32_t index, const struct message_choice *choice, struct buffer *text);
 
-/* Appends the rest of a body, up to its closing brace. Chat Completions: `choices` is the text of the choices, joined by
+/* Appends the rest of a body, its closing brace included. Chat Completions: `choices` is the text of the choices, joined by
  * commas. */
 void message_append_chat(struct text_piece choices, const struct message_usage *usage, struct buffer *text);
 void message_append_responses(const char *id, int64_t created, const struct message_choice *choice,

@@ -137,7 +137,7 @@ static void check_call_ids(const struct json *calls, const char *member) {
     int i = 0;
     for (const struct json *call = calls ? calls->first : NULL; call; call = call->next) {
         const struct json *id = json_member(call, member);
-        char begin[16];
+        char begin[24];
         if (!id || strncmp(id->text, "call_", 5))
             continue;
         snprintf(begin, sizeof begin, "call_%02d_", i++);
