@@ -49,7 +49,7 @@ enum result decoding_begin(
             "sees no "
             "more than about two million pixels",
             decoding->format, (unsigned long long)width, (unsigned long long)height, decoding->most_side);
-    void *block;
+    void *block = NULL;
     TRY(workspace_block(
         decoding->workspace, BLOCK_DECODED, (size_t)width * (size_t)height * (size_t)channels, &block));
     decoding->width = (int32_t)width;
@@ -120,7 +120,7 @@ static enum result turn_upright(struct image_decoding *decoding, int orientation
     const struct turn turn = find_turn(orientation, decoding->width, decoding->height);
     const int32_t width = turn.swaps_sides ? decoding->height : decoding->width;
     const int32_t height = turn.swaps_sides ? decoding->width : decoding->height;
-    void *upright;
+    void *upright = NULL;
     TRY(workspace_block(
         decoding->workspace, BLOCK_TURNED, (size_t)width * (size_t)height * IMAGE_CHANNELS, &upright));
     for (int32_t top = 0; top < height; top += TILE)

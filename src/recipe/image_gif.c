@@ -109,7 +109,7 @@ static enum result read_gif(struct gif_reading *reading) {
     int64_t right = (int64_t)frame->Left + frame->Width, bottom = (int64_t)frame->Top + frame->Height;
     int64_t width = right > gif->SWidth ? right : gif->SWidth;
     int64_t height = bottom > gif->SHeight ? bottom : gif->SHeight;
-    void *indices;
+    void *indices = NULL;
     TRY(decoding_begin(decoding, (uint64_t)width, (uint64_t)height, 4));
     TRY(workspace_block(decoding->workspace, BLOCK_LINE, (size_t)frame->Width, &indices));
     reading->indices = indices;
