@@ -493,6 +493,12 @@ static void open_block(struct reply_states *states, const struct marker *marker)
     enter(states, STATE_CALLS);
 }
 
+/* Index of the id at hand; 0 when text is fed. */
+static int64_t current_id(const struct reply_states *states) {
+    int64_t taken = states->reply.completion_tokens;
+    return taken > 0 ? taken - 1 : 0;
+}
+
 static void leave_reasoning(struct reply_states *states, int64_t tokens, int64_t content_token) {
     if (!states->reply.in_reasoning)
         return;
@@ -563,8 +569,7 @@ static void act(struct reply_states *states, const struct marker *marker) {
         enter(states, STATE_FINISHED);
         break;
     case ACTION_END_REASONING:
-        leave_reasoning(states, states->reply.completion_tokens - (states->reply.completion_tokens > 0),
-            states->reply.completion_tokens);
+        leave_reasoning(states, current_id(states), states->reply.completion_tokens);
         enter_content(states);
         break;
     case ACTION_DROP:
@@ -609,7 +614,7 @@ static void step(struct reply_states *states, uint16_t symbol, const char *text,
     emit(states, text, bytes);
     const struct marker *marker = marker_set_step(states->set, symbol);
     if (states->set->begun)
-        states->begun_id = states->reply.completion_tokens - 1;
+        states->begun_id = current_id(states);
     if (!marker)
         return;
     cut_marker(states, marker);
