@@ -87,6 +87,14 @@ static enum result source_next(
     return OK;
 }
 
+/* Requests with images are refused at ingest. */
+static enum result source_embeddings(void *context, const struct request *request, float **rows) {
+    (void)context;
+    (void)request;
+    *rows = NULL;
+    return OK;
+}
+
 static void source_release(void *context, struct request *request, struct state_record *state) {
     (void)context;
     requests_release(request);
@@ -324,7 +332,7 @@ static enum result run_engine(struct phase *phase, struct engine_counts *world, 
         .step_tokens = (int32_t)phase->options->step_tokens,
         .all_layers = phase->options->all_layers,
     };
-    const struct engine_source source = {phase, source_next, source_release};
+    const struct engine_source source = {phase, source_next, source_embeddings, source_release};
     const struct engine_sink sink = {phase, sink_result, sink_state, sink_step_end};
     return engine_run(&engine, &source, &sink, world, stopped);
 }

@@ -35,6 +35,7 @@ static void free_active(struct admission *admission, struct active_request *acti
         choice_free(&active->choices[i]);
     }
     free(active->choices);
+    free(active->embeddings);
     stop_strings_free(active->stops);
     admission->source->release(admission->source->context, active->request, NULL);
     free(active);
@@ -230,6 +231,7 @@ static enum result admit_held(struct admission *admission) {
     if (admission->options->phase == ENGINE_DECODE)
         return load_state(admission, active);
     admission->prompt_left += active->request->token_count;
+    TRY(admission->source->embeddings(admission->source->context, active->request, &active->embeddings));
     return sequence_create(admission->options->model, &active->prompt);
 }
 

@@ -18,6 +18,8 @@ struct active_request {
     struct stop_strings *stops;
     struct sequence *prompt; /* the sequence while the prompt runs, and until the choices have their own */
     int32_t prompt_done;     /* prompt tokens run */
+    float *embeddings;       /* of the prompt's image tokens, NULL when it has none or has run */
+    int64_t embeddings_done; /* image tokens run */
     bool decoding;           /* the choices' first tokens are there */
     int32_t choice_count, unfinished;
     struct choice *choices; /* [choice_count] */

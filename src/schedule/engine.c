@@ -133,6 +133,9 @@ static bool cut_chunk(const struct engine *engine, const struct active_request *
         .ids = active->request->token_ids + active->prompt_done,
         .count = left < room.tokens ? left : room.tokens,
         .tail = engine->admission.tail};
+    if (active->embeddings)
+        span->embeddings =
+            active->embeddings + active->embeddings_done * model_config(engine->options->model)->hidden_size;
     if (span->count == left) {
         span->last = true;
         span->logits = 1;
@@ -182,6 +185,20 @@ static enum result add_draw(
     return OK;
 }
 
+/* Notes how far a prompt has come. */
+static void advance_prompt(struct engine *engine, struct active_request *active, const struct span *span) {
+    int32_t image = model_config(engine->options->model)->image_token_id;
+    active->prompt_done += span->count;
+    for (int32_t t = 0; active->embeddings && t < span->count; t++)
+        active->embeddings_done += span->ids[t] == image;
+    if (active->prompt_done == active->request->token_count) {
+        free(active->embeddings);
+        active->embeddings = NULL;
+    }
+    engine->admission.prompt_left -= span->count;
+    engine->own.prompt_tokens += span->count;
+}
+
 /* Counts what the step ran and lists the tokens to sample. */
 static enum result list_draws(struct engine *engine) {
     engine->draw_count = 0;
@@ -193,9 +210,7 @@ static enum result list_draws(struct engine *engine) {
             TRY(add_draw(engine, active, engine->uses[i].choice, row++));
             continue;
         }
-        active->prompt_done += span->count;
-        engine->admission.prompt_left -= span->count;
-        engine->own.prompt_tokens += span->count;
+        advance_prompt(engine, active, span);
         if (!span->logits)
             continue;
         for (int32_t choice = 0; choice < active->choice_count; choice++)

@@ -76,6 +76,9 @@ enum engine_phase { ENGINE_PREFILL, ENGINE_DECODE, ENGINE_RUN };
 struct engine_source {
     void *context;
     enum result (*next)(void *context, int64_t *index, struct request **request, struct state_record **state);
+    /* The inputs of the prompt's image tokens, in order: [their number, hidden_size], freed by the engine with free();
+     * NULL for a prompt without images. Not called in ENGINE_DECODE. */
+    enum result (*embeddings)(void *context, const struct request *request, float **rows);
     void (*release)(void *context, struct request *request, struct state_record *state);
 };
 
