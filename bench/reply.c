@@ -2,10 +2,10 @@
  *
  *   bench-reply [--json] TOKENIZER_DIR [CASES.jsonl]
  *
- * Replies: made-up ones with reasoning, an answer and two tool calls (a short and a long one), and the texts of CASES.jsonl
- * (tests/data/recipe/parse_cases.jsonl), each with its own begin and end. Feeding: whole, four characters a piece, one token a
- * piece. Rules: the published and the repaired ones. Best and median of the rounds, processor time. --json: one JSON line per
- * measurement instead.
+ * Replies: made-up ones with reasoning, an answer and two tool calls (a short and a long one), and the texts
+ * of CASES.jsonl (tests/data/recipe/parse_cases.jsonl), each with its own begin and end. Feeding: whole, four
+ * characters a piece, one token a piece. Rules: the published and the repaired ones. Best and median of the
+ * rounds, processor time. --json: one JSON line per measurement instead.
  */
 #include "recipe/reply.h"
 

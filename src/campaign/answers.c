@@ -156,8 +156,8 @@ static bool ends_inside_character(const struct buffer *bytes) {
     return false;
 }
 
-/* Of an answer that a stop string cut: how many of its tokens end with a character and before the cut, and in *bytes
- * how much of the text they are. */
+/* Of an answer that a stop string cut: how many of its tokens end with a character and before the cut, and in
+ * *bytes how much of the text they are. */
 static size_t tokens_before_cut(
     struct answer_writer *writer, const struct choice_view *choice, size_t *bytes) {
     struct buffer *raw = &writer->scratch;

@@ -34,8 +34,8 @@ void answer_append(struct answer_writer *writer, const struct table *part, size_
 /* When a record finished, in whole Unix seconds; 0 when the part doesn't say. */
 int64_t answer_created(const struct table *part, size_t record);
 
-/* Appends the error object of a refused line or a failed request: with a status {message, type, param, code}, else
- * {code, message} and the line, with its file when `file` isn't NULL. Empty type and param are null. */
+/* Appends the error object of a refused line or a failed request: with a status {message, type, param, code},
+ * else {code, message} and the line, with its file when `file` isn't NULL. Empty type and param are null. */
 struct error_text {
     int32_t status;
     const char *type, *code, *param, *message; /* NULL: empty */

@@ -15,9 +15,9 @@
 #include <string.h> /* memcpy, strlen */
 #include <unistd.h> /* unlink */
 
-/* Export goes through the parts once, in their own order, and puts the JSON of each answer into a spool file; then it
- * writes the lines in the order asked for, taking custom_id and model from requests.h5. So memory stays small
- * (struct place and a few bytes a request), and parts are read whole and in a row. */
+/* Export goes through the parts once, in their own order, and puts the JSON of each answer into a spool file;
+ * then it writes the lines in the order asked for, taking custom_id and model from requests.h5. So memory
+ * stays small (struct place and a few bytes a request), and parts are read whole and in a row. */
 
 enum export_order { ORDER_INPUT, ORDER_COMPLETION };
 

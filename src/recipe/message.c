@@ -131,7 +131,8 @@ static void begin_item(struct buffer *text, const char *type, const char *prefix
     buffer_append_text(text, complete ? "\",\"status\":\"completed\"" : "\",\"status\":\"incomplete\"");
 }
 
-/* Items: reasoning, message, calls; those that are empty are left out. The last is incomplete when the output was cut. */
+/* Items: reasoning, message, calls; those that are empty are left out. The last is incomplete when the output
+ * was cut. */
 static void append_output(const char *id, const struct message_choice *choice, struct buffer *text) {
     const struct reply *reply = choice->reply;
     enum reply_finish finish = finish_of(choice);
@@ -196,8 +197,8 @@ void message_append_responses(const char *id, int64_t created, const struct mess
 
 /* ---- Messages ---- */
 
-/* Arguments as a JSON object in the body. A line of JSON must hold no newline, which JSON text may have between its
- * values. */
+/* Arguments as a JSON object in the body. A line of JSON must hold no newline, which JSON text may have
+ * between its values. */
 static void append_input(
     const struct buffer *arguments, struct json_document *document, struct buffer *text) {
     const struct json *value = NULL;

@@ -1,7 +1,7 @@
 /* Replies as API bodies: what Chat Completions, Responses and Messages answer (docs/replies.md).
  *
- * A pure function of its arguments: no clock, no random ids. Members that only repeat the request (temperature, tools
- * and the like) are left out. */
+ * A pure function of its arguments: no clock, no random ids. Members that only repeat the request
+ * (temperature, tools and the like) are left out. */
 #ifndef NOCTURNE_RECIPE_MESSAGE_H
 #define NOCTURNE_RECIPE_MESSAGE_H
 
@@ -46,8 +46,8 @@ void message_append_head(enum message_kind kind, const struct message_head *head
 void message_append_choice(
     const char *id, int32_t index, const struct message_choice *choice, struct buffer *text);
 
-/* Appends the rest of a body, its closing brace included. Chat Completions: `choices` is the text of the choices, joined by
- * commas. */
+/* Appends the rest of a body, its closing brace included. Chat Completions: `choices` is the text of the
+ * choices, joined by commas. */
 void message_append_chat(struct text_piece choices, const struct message_usage *usage, struct buffer *text);
 void message_append_responses(const char *id, int64_t created, const struct message_choice *choice,
     const struct message_usage *usage, struct buffer *text);

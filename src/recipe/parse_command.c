@@ -309,7 +309,7 @@ enum result command_parse(int argc, char **argv) {
             "and text or token_ids. A line of the output: name, reasoning, content, tool_calls,\n"
             "finish_reason and, for token_ids, usage; or name and error.",
     };
-    const char *tokenizer = NULL, *input = NULL;
+    const char *tokenizer = "", *input = ""; /* both are required */
     bool repaired = false, help_shown = false;
     const struct option options[] = {
         {.name = "tokenizer",

@@ -1,11 +1,11 @@
 /* What a model wrote -> reasoning, content and tool calls (docs/replies.md).
  *
- * A streaming parser: pieces of any size, split anywhere, give the same reply. It takes linear time, and nothing is
- * held that reply_finish does not hand over. Two sets of rules:
+ * A streaming parser: pieces of any size, split anywhere, give the same reply. It takes linear time, and
+ * nothing is held that reply_finish does not hand over. Two sets of rules:
  *
  *   REPLY_PUBLISHED  what the published toolkit gives, also where that is no valid JSON or drops text
- *   REPLY_REPAIRED   arguments are always a JSON object, a marker without its tag is text, and text that stands
- *                    where none belongs goes to content
+ *   REPLY_REPAIRED   arguments are always a JSON object, a marker without its tag is text, and text that
+ *                    stands where none belongs goes to content
  *
  * Pieces are text, or token ids. As ids only a token itself counts as a marker's special part, and the same
  * spelling made of ordinary tokens is text, so that nobody can plant a marker through what the model quotes. */
@@ -46,9 +46,9 @@ struct reply_options {
     const struct text_piece
         *stops; /* copied; empty ones never match. They end content, not reasoning or calls */
     int32_t stop_count;
-    /* REPLY_REPAIRED: array of {"name", "parameters": JSON Schema}, or NULL. A value whose property allows strings
-     * only becomes a string, and a string whose property allows none becomes the JSON value it spells. Used until
-     * reply_finish. */
+    /* REPLY_REPAIRED: array of {"name", "parameters": JSON Schema}, or NULL. A value whose property allows
+     * strings only becomes a string, and a string whose property allows none becomes the JSON value it
+     * spells. Used until reply_finish. */
     const struct json *tools_schemas;
 };
 
@@ -81,16 +81,16 @@ void reply_begin(struct reply_parser *parser, const struct reply_options *option
 void reply_feed_text(struct reply_parser *parser, const char *text, size_t bytes);
 /* Unknown ids add no text. Bytes are gathered over tokens until they are UTF-8. */
 void reply_feed_ids(struct reply_parser *parser, const int32_t *ids, size_t count);
-/* `finish`: why the output ended (REPLY_STOP, REPLY_LENGTH, REPLY_CONTENT_FILTER). The reply is valid until the next
- * reply_begin. */
+/* `finish`: why the output ended (REPLY_STOP, REPLY_LENGTH, REPLY_CONTENT_FILTER). The reply is valid until
+ * the next reply_begin. */
 const struct reply *reply_finish(struct reply_parser *parser, enum reply_finish finish);
 
 /* The reply so far. All of it is final but the last reply_held bytes of whichever part is being written. */
 const struct reply *reply_so_far(const struct reply_parser *parser);
 size_t reply_held(const struct reply_parser *parser);
 
-/* Appends an OpenAI-like call id: call_, the call's index, _, 20 letters or digits and 4 digits, which depend on
- * `seed` and the index only. */
+/* Appends an OpenAI-like call id: call_, the call's index, _, 20 letters or digits and 4 digits, which depend
+ * on `seed` and the index only. */
 void reply_call_id(const char *seed, size_t seed_bytes, size_t index, struct buffer *id);
 
 #endif

@@ -1,16 +1,15 @@
 #include "recipe/reply_markers.h"
 
 #include <stdio.h>  /* fprintf */
-#include <stdlib.h> /* realloc, free, abort */
+#include <stdlib.h> /* calloc, realloc, free, abort */
 #include <string.h> /* memset, strlen */
 
-static void *take_memory(void *old, size_t count, size_t size) {
-    void *grown = realloc(old, count * size);
-    if (!grown) {
+static void *checked(void *memory, size_t count) {
+    if (!memory) {
         fprintf(stderr, "nocturne: no memory for a marker of %zu symbols\n", count);
         abort();
     }
-    return grown;
+    return memory;
 }
 
 void marker_set_clear(struct marker_set *set) {
@@ -59,14 +58,14 @@ void marker_set_add(
         return;
     if (set->count == set->capacity) {
         set->capacity = set->capacity ? 2 * set->capacity : 8;
-        set->markers = take_memory(set->markers, set->capacity, sizeof *set->markers);
+        set->markers = checked(realloc(set->markers, set->capacity * sizeof *set->markers), set->capacity);
     }
     struct marker *marker = &set->markers[set->count++];
     size_t most = text.bytes * (index >= 0 ? 1 : sizeof SPELLING_DSML); /* if all were placeholders */
     *marker = (struct marker){.newlines = newlines, .action = action, .index = index};
-    marker->symbols = take_memory(NULL, most, sizeof *marker->symbols);
-    marker->failure = take_memory(NULL, most, sizeof *marker->failure);
-    marker->spelled = take_memory(NULL, most, sizeof *marker->spelled);
+    marker->symbols = checked(calloc(most, sizeof *marker->symbols), most);
+    marker->failure = checked(calloc(most, sizeof *marker->failure), most);
+    marker->spelled = checked(calloc(most, sizeof *marker->spelled), most);
     for (size_t i = 0; i < text.bytes; i++) {
         unsigned char c = (unsigned char)text.text[i];
         const char *spelling = c == 1 ? SPELLING_DSML : SPELLING_END_THINK;

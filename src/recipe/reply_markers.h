@@ -38,8 +38,8 @@ struct marker_set {
     bool first[256]; /* bytes that a marker begins with */
 };
 
-/* How a marker's text is spelled: \1 stands for the DSML token, \2 for the end of reasoning. As ids they are one
- * symbol, as text their spelling. */
+/* How a marker's text is spelled: \1 stands for the DSML token, \2 for the end of reasoning. As ids they are
+ * one symbol, as text their spelling. */
 struct marker_text {
     const char *text;
     size_t bytes;
@@ -48,7 +48,8 @@ struct marker_text {
 
 void marker_set_clear(struct marker_set *set); /* keeps no marker */
 void marker_set_free(struct marker_set *set);
-/* Adds a marker; an empty text is not added. With index >= 0 the text is taken as it is. Aborts without memory, as struct buffer does. */
+/* Adds a marker; an empty text is not added. With index >= 0 the text is taken as it is. Aborts without
+ * memory, as struct buffer does. */
 void marker_set_add(
     struct marker_set *set, struct marker_text text, bool newlines, int action, int32_t index);
 /* Forgets what has matched so far. */

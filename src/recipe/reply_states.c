@@ -216,8 +216,8 @@ static void emit(struct reply_states *states, const char *text, size_t bytes) {
         buffer_append(states->sink, text, bytes);
 }
 
-/* Takes a marker that has just ended, and the newlines that go with it, out of the sink. Markers hold no byte that is
- * escaped. */
+/* Takes a marker that has just ended, and the newlines that go with it, out of the sink. Markers hold no byte
+ * that is escaped. */
 static void cut_marker(struct reply_states *states, const struct marker *marker) {
     struct buffer *sink = states->sink;
     if (!sink)
@@ -248,8 +248,8 @@ static void settle_filler(struct reply_states *states) {
     buffer_clear(&states->stray);
 }
 
-/* Repaired: what stands between tags goes to content, unless it is blank. The tag of a block in which no call had
- * begun was no tag then. */
+/* Repaired: what stands between tags goes to content, unless it is blank. The tag of a block in which no call
+ * had begun was no tag then. */
 static void settle_stray(struct reply_states *states) {
     struct buffer *stray = &states->stray;
     if (states->tag_open && stray->bytes && stray->data[0] == '>') {
@@ -383,8 +383,8 @@ static void begin_key(struct reply_states *states) {
     enter(states, STATE_KEY);
 }
 
-/* Repaired: writes the key, so that it stands there only when a value follows. A tag with another attribute than
- * string="true|false" leaves that in the key's text: cut off. */
+/* Repaired: writes the key, so that it stands there only when a value follows. A tag with another attribute
+ * than string="true|false" leaves that in the key's text: cut off. */
 static void write_key(struct reply_states *states, enum action action) {
     static const char attribute[] = "\" string=\"";
     struct buffer *key = &states->key;
@@ -507,7 +507,8 @@ static void leave_reasoning(struct reply_states *states, int64_t tokens, int64_t
     states->reply.content_token = content_token;
 }
 
-/* Repaired: the text after `name="` isn't a key, so the tag is stray text, and the marker begins another tag. */
+/* Repaired: the text after `name="` isn't a key, so the tag is stray text, and the marker begins another tag.
+ */
 static void return_key(struct reply_states *states, const struct marker *marker) {
     enter(states, STATE_ARGUMENTS);
     buffer_append_text(&states->stray, "<" SPELLING_DSML " parameter name=\"");

@@ -1,5 +1,5 @@
-/* What a model wrote, as text or token ids: any bytes under any options give a well-formed reply, the same for any split, and
- * nothing is lost where nothing may be.
+/* What a model wrote, as text or token ids: any bytes under any options give a well-formed reply, the same
+ * for any split, and nothing is lost where nothing may be.
  *
  * Input: three bytes of options, then text, or ids of two bytes each. */
 #include "recipe/reply.h"

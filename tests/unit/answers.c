@@ -1,4 +1,5 @@
-/* Answers of results parts as API bodies: what the engine cut at stop strings, kinds, log-probabilities and call ids. */
+/* Answers of results parts as API bodies: what the engine cut at stop strings, kinds, log-probabilities and
+ * call ids. */
 #include "campaign/answers.h"
 
 #include "base/json.h"

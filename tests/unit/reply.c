@@ -1,4 +1,5 @@
-/* Replies: the published vectors whole and in random pieces, the repaired rules, and what must hold for any output. */
+/* Replies: the published vectors whole and in random pieces, the repaired rules, and what must hold for any
+ * output. */
 #include "recipe/reply.h"
 
 #include "base/utf8.h"
@@ -194,8 +195,8 @@ static size_t read_ids(const struct json *list, int32_t **ids) {
     return count;
 }
 
-/* What a token stream gives. In JSON mode the published parser's blanks for surrounding text depend on the pieces; ours
- * are the whole text's. */
+/* What a token stream gives. In JSON mode the published parser's blanks for surrounding text depend on the
+ * pieces; ours are the whole text's. */
 static const struct json *stream_result(const struct json *vector, const struct json *stream) {
     const struct json *own = json_member(stream, "result");
     bool json = json_member(json_member(vector, "options"), "parse_json_output")->kind == JSON_TRUE;
