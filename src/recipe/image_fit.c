@@ -75,7 +75,7 @@ static enum result prepare_taps(
     TRY(workspace_block(workspace, BLOCK_COEFFICIENTS, bytes, &block));
     struct taps *taps = block;
     double *weights = (double *)(taps + to);
-    int32_t *coefficients = (int32_t *)(weights + most);
+    int32_t *coefficients = (void *)(weights + most);
     for (int32_t i = 0; i < to; i++)
         compute_taps(scale, from, i, weights, coefficients + (size_t)i * most, &taps[i]);
     *all_taps = taps;
@@ -96,7 +96,7 @@ static inline void accumulate(lanes *sum, const uint8_t *bytes, int32_t coeffici
 /* Rounds, clips to 0..255. */
 static inline void store_lanes(const lanes *sum, uint8_t *bytes) {
     lanes values = *sum >> FRACTION_BITS;
-    values &= ~(values >> 31);
+    values &= values > 0;
     lanes above = values > 255;
     values = (values & ~above) | (above & 255);
     short_lanes half_way = __builtin_convertvector(values, short_lanes);
