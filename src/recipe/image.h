@@ -5,9 +5,10 @@
  *     fit      pixels -> pixels of the planned size, as Pillow's ImageOps.pad does it, bit for bit
  *     patches  pixels -> normalized values, one row a patch
  *
- * ingest decodes each image (which is the check that it is sound) and keeps the plan's tokens; the vision phase
- * calls image_to_patches. Every failure with ERROR_INPUT is the image's fault: that request's error, with a message
- * that says what is wrong; other results are the program's own trouble. Thread-safe for different workspaces. */
+ * ingest decodes each image (which is the check that it is sound) and keeps the plan's tokens; the
+ * vision phase calls image_to_patches. Every failure with ERROR_INPUT is the image's fault: that
+ * request's error, with a message that says what is wrong; other results are the program's own trouble.
+ * Thread-safe for different workspaces. */
 #ifndef NOCTURNE_RECIPE_IMAGE_H
 #define NOCTURNE_RECIPE_IMAGE_H
 
@@ -54,9 +55,9 @@ struct image_plan {
 enum image_position { IMAGE_START, IMAGE_PATCH, IMAGE_NEWLINE, IMAGE_END };
 enum image_position image_position_kind(const struct image_plan *plan, int32_t index); /* 0..tokens-1 */
 
-/* The plan that a campaign uses, that of the published toolkit's preprocessor: settled (below), and no side longer
- * than a WebP file's, into which the toolkit packs its result. ERROR_INPUT for sides below 1 or above
- * IMAGE_MOST_SIDE, or when the limits leave no size for this shape. */
+/* The plan that a campaign uses, that of the published toolkit's preprocessor: settled (below), and no
+ * side longer than a WebP file's, into which the toolkit packs its result. ERROR_INPUT for sides below 1
+ * or above IMAGE_MOST_SIDE, or when the limits leave no size for this shape. */
 MUST_CHECK enum result image_plan(const struct image_limits *limits, int32_t width, int32_t height,
     bool low_detail, struct image_plan *plan);
 
@@ -64,8 +65,8 @@ MUST_CHECK enum result image_plan(const struct image_limits *limits, int32_t wid
 void image_plan_once(
     const struct image_limits *limits, int32_t width, int32_t height, struct image_plan *plan);
 
-/* The rules repeated on their own result until it stays (ten times at most): the toolkit's count of tokens. It
- * differs from one pass for extreme shapes only. */
+/* The rules repeated on their own result until it stays (ten times at most): the toolkit's count of
+ * tokens. It differs from one pass for extreme shapes only. */
 void image_plan_settled(
     const struct image_limits *limits, int32_t width, int32_t height, struct image_plan *plan);
 
@@ -90,13 +91,13 @@ struct image_pixels {
 /* The format that the first bytes announce, or NULL when it is none of ours: "PNG", "JPEG", "WebP", "GIF". */
 const char *image_format_name(const uint8_t *bytes, size_t count);
 
-/* Decodes a whole image; the result lives until the workspace's next decode. Sides above `most_side` are refused
- * before memory is taken. ERROR_INPUT for an unknown format, truncated or damaged data. */
+/* Decodes a whole image; the result lives until the workspace's next decode. Sides above `most_side` are
+ * refused before memory is taken. ERROR_INPUT for an unknown format, truncated or damaged data. */
 MUST_CHECK enum result image_decode(struct image_workspace *workspace, const uint8_t *bytes, size_t count,
     int32_t most_side, struct image_pixels *pixels);
 
-/* Resizes to the plan's size, aspect kept, centred on grey 127. `pixels` is what the plan was made for; the result
- * lives until the workspace's next fit, or is `pixels` itself when nothing is to be done. */
+/* Resizes to the plan's size, aspect kept, centred on grey 127. `pixels` is what the plan was made for;
+ * the result lives until the workspace's next fit, or is `pixels` itself when nothing is to be done. */
 MUST_CHECK enum result image_fit(struct image_workspace *workspace, const struct image_pixels *pixels,
     const struct image_plan *plan, struct image_pixels *fitted);
 
@@ -112,7 +113,8 @@ static inline int32_t image_patch_values(const struct image_limits *limits) {
 void image_patches(const struct image_limits *limits, const struct image_plan *plan,
     const struct image_pixels *fitted, float *patches);
 
-/* All of the above for one image's bytes. `patches` belongs to the workspace and lives until its next call. */
+/* All of the above for one image's bytes; the result depends on them, on `low_detail` and the limits only.
+ * `patches` belongs to the workspace and lives until its next call. */
 MUST_CHECK enum result image_to_patches(struct image_workspace *workspace, const struct image_limits *limits,
     const uint8_t *bytes, size_t count, int32_t most_side, bool low_detail, struct image_plan *plan,
     const float **patches);

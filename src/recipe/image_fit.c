@@ -1,6 +1,6 @@
-/* Resampling with Pillow's arithmetic, so that a campaign's pixels are those of the published pipeline bit for bit:
- * coefficients computed in double, normalized, rounded to 22 fractional bits; a horizontal pass to 8 bits, then a
- * vertical one, each sum rounded to nearest and clipped. */
+/* Resampling with Pillow's arithmetic, so that a campaign's pixels are those of the published pipeline
+ * bit for bit: coefficients computed in double, normalized, rounded to 22 fractional bits; a horizontal
+ * pass to 8 bits, then a vertical one, each sum rounded to nearest and clipped. */
 #include "recipe/image.h"
 #include "recipe/image_internal.h"
 
@@ -255,7 +255,8 @@ static enum result resize(struct image_workspace *workspace, struct image_pixels
 
 /* ---- fit ---- */
 
-/* Python's round(): to the nearest integer, halves to the even one. At least one pixel of an image remains. */
+/* Python's round(): to the nearest integer, halves to the even one. At least one pixel of an image
+ * remains. */
 static int32_t round_side(double side, int32_t most) {
     int32_t rounded = (int32_t)nearbyint(side);
     return rounded < 1 ? 1 : rounded > most ? most : rounded;
@@ -273,7 +274,8 @@ static void contained_size(
         *width = round_side((double)pixels->width / pixels->height * plan->height, plan->width);
 }
 
-/* Centres width x height pixels at the start of `canvas` in the plan's size, in place: lines move up from the last one. */
+/* Centres width x height pixels at the start of `canvas` in the plan's size, in place: lines move up
+ * from the last one. */
 static void center(uint8_t *canvas, int32_t width, int32_t height, const struct image_plan *plan) {
     const size_t line = (size_t)width * IMAGE_CHANNELS, full = (size_t)plan->width * IMAGE_CHANNELS;
     const size_t left = (size_t)nearbyint((plan->width - width) * 0.5) * IMAGE_CHANNELS;

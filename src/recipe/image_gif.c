@@ -1,5 +1,5 @@
-/* GIF by giflib: the first frame, on a transparent canvas of the screen's size (or larger, when the frame reaches
- * beyond it). */
+/* GIF by giflib: the first frame, on a transparent canvas of the screen's size (or larger, when the
+ * frame reaches beyond it). */
 #include "recipe/image_internal.h"
 
 #include <gif_lib.h>

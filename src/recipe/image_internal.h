@@ -43,7 +43,8 @@ MUST_CHECK enum result image_decode_jpeg(struct image_decoding *decoding);
 MUST_CHECK enum result image_decode_webp(struct image_decoding *decoding);
 MUST_CHECK enum result image_decode_gif(struct image_decoding *decoding);
 
-/* The orientation, 1..8, of a file's EXIF data; 1 when it has none or they are not sound. `format` as for messages. */
+/* The orientation, 1..8, of a file's EXIF data; 1 when it has none or they are not sound. `format` as
+ * for messages. */
 int image_orientation(const char *format, const uint8_t *bytes, size_t count);
 
 #endif

@@ -1,5 +1,6 @@
-/* The one EXIF field of use here: how the camera was held. Found by walking the file's own chunks, so that it takes
- * neither memory nor the image libraries' views on broken metadata: whatever is not sound is as if it were not there. */
+/* The one EXIF field of use here: how the camera was held. Found by walking the file's own chunks, so
+ * that it takes neither memory nor the image libraries' views on broken metadata: whatever is not sound
+ * is as if it were not there. */
 #include "recipe/image_internal.h"
 
 #include <string.h> /* memcmp, strcmp */

@@ -52,8 +52,9 @@ static void set_grids(const struct image_limits *limits, struct image_plan *plan
     plan->tokens = tokens < INT32_MAX ? (int32_t)tokens : INT32_MAX;
 }
 
-/* Shrinks to the budget of tokens: rows * (columns + 1) <= budget with rows = ratio * columns, solved for the columns.
- * All in double and in this order of operations: a different one would round some sizes otherwise. */
+/* Shrinks to the budget of tokens: rows * (columns + 1) <= budget with rows = ratio * columns, solved
+ * for the columns. All in double and in this order of operations: a different one would round some sizes
+ * otherwise. */
 static void shrink_to_budget(
     const struct image_limits *limits, int32_t width, int32_t height, struct image_plan *plan) {
     const int32_t cell = cell_side(limits), patch = limits->patch_size;

@@ -1,5 +1,6 @@
-/* PNG by libpng: every colour type to RGB or RGBA of 8 bits. Colour profiles, gamma and texts are skipped unread: the
- * published pipeline takes sample values as they are, and a compressed profile can be a bomb. */
+/* PNG by libpng: every colour type to RGB or RGBA of 8 bits. Colour profiles, gamma and texts are
+ * skipped unread: the published pipeline takes sample values as they are, and a compressed profile can
+ * be a bomb. */
 #include "recipe/image_internal.h"
 
 #include <png.h>

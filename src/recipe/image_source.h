@@ -40,17 +40,18 @@ void image_source_free(struct image_source *source); /* NULL is allowed */
 /* Starts counting the images and bytes of a new request. */
 void image_source_begin(struct image_source *source);
 
-/* Gets the bytes that `reference` (UTF-8, not NUL-terminated) stands for; `param` is the field's path, such as
- * "messages[0].content[1].image_url.url". *accepted tells which of image and refusal was filled; the image's data
- * live until the next call. A failure is the program's own trouble: no memory, or a file system that does not answer
- * (ERROR_IO), so that a passing fault does not become a request's error for good. */
+/* Gets the bytes that `reference` (UTF-8, not NUL-terminated) stands for; `param` is the field's path,
+ * such as "messages[0].content[1].image_url.url". *accepted tells which of image and refusal was filled;
+ * the image's data live until the next call. A failure is the program's own trouble: no memory, or a
+ * file system that does not answer (ERROR_IO), so that a passing fault does not become a request's error
+ * for good. */
 MUST_CHECK enum result image_source_read(struct image_source *source, const char *param,
     const char *reference, size_t reference_bytes, struct image_bytes *image, struct refusal *refusal,
     bool *accepted);
 
-/* Opens `path` (relative, NUL-terminated) for reading below the open directory `root`, step by step and through no
- * symbolic link or "..". Returns a descriptor, or -1 with errno. For kernels before 5.6, where image_source_read has
- * nothing better; here for the tests. */
+/* Opens `path` (relative, NUL-terminated) for reading below the open directory `root`, step by step and
+ * through no symbolic link or "..". Returns a descriptor, or -1 with errno. For kernels before 5.6,
+ * where image_source_read has nothing better; here for the tests. */
 int image_open_by_steps(int root, const char *path);
 
 #endif

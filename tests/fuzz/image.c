@@ -1,4 +1,5 @@
-/* Images: any bytes give pixels that can be planned, fitted and cut into patches within small limits, or a message. */
+/* Images: any bytes give pixels that can be planned, fitted and cut into patches within small limits, or
+ * a message. */
 #include "recipe/image.h"
 
 #include <stdlib.h> /* abort */
