@@ -81,7 +81,7 @@ sanitized=
 if ! $quick; then
     sanitized=$root/build-sanitize
     build "sanitized clang" "$sanitized" -G Ninja -DCMAKE_C_COMPILER=clang -DCMAKE_BUILD_TYPE=None \
-        -DCMAKE_C_FLAGS="-O1 -g" -DNOCTURNE_SANITIZE=address,undefined,fuzzer-no-link -DNOCTURNE_FUZZ=ON \
+        -DCMAKE_C_FLAGS=-O1 -DNOCTURNE_SANITIZE=address,undefined,fuzzer-no-link -DNOCTURNE_FUZZ=ON \
         -DNOCTURNE_BENCH=OFF -DNOCTURNE_FUZZ_SECONDS="${FUZZ_SECONDS-60}"
 fi
 build "gcc" "$root/build-test" -G Ninja -DCMAKE_C_COMPILER=gcc -DCMAKE_BUILD_TYPE=Release -DNOCTURNE_BENCH=ON \
