@@ -1,7 +1,7 @@
 #include "recipe/message.h"
 
 #include <stdio.h>  /* snprintf */
-#include <string.h> /* memchr */
+#include <string.h> /* strstr */
 
 static void append_int(struct buffer *text, int64_t value) {
     char digits[24], *at = digits + sizeof digits;
@@ -131,6 +131,19 @@ static void begin_item(struct buffer *text, const char *type, const char *prefix
     buffer_append_text(text, complete ? "\",\"status\":\"completed\"" : "\",\"status\":\"incomplete\"");
 }
 
+/* A tool of a namespace is `space::name` to the model, and two members here. */
+static void append_names(const struct buffer *name, struct buffer *text) {
+    const char *begin = name->data ? name->data : "", *colons = strstr(begin, "::");
+    size_t space = colons ? (size_t)(colons - begin) : 0;
+    if (space) {
+        buffer_append_text(text, ",\"namespace\":");
+        buffer_append_json_string(text, begin, space);
+        space += 2;
+    }
+    buffer_append_text(text, ",\"name\":");
+    buffer_append_json_string(text, begin + space, name->bytes - space);
+}
+
 /* Items: reasoning, message, calls; those that are empty are left out. The last is incomplete when the output
  * was cut. */
 static void append_output(const char *id, const struct message_choice *choice, struct buffer *text) {
@@ -163,8 +176,7 @@ static void append_output(const char *id, const struct message_choice *choice, s
         begin_item(text, "function_call", "fc_", id, &place, !call->incomplete);
         buffer_append_text(text, ",\"call_id\":");
         append_call_id(id, 0, i, text);
-        buffer_append_text(text, ",\"name\":");
-        append_string(text, &call->name);
+        append_names(&call->name, text);
         buffer_append_text(text, ",\"arguments\":");
         append_string(text, &call->arguments);
         buffer_append(text, "}", 1);

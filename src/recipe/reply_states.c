@@ -341,11 +341,13 @@ static void find_tool(struct reply_states *states) {
     const struct json *tools = states->options.tools_schemas;
     const struct buffer *name = &current_call(states)->name;
     states->schema = NULL;
-    for (const struct json *tool = tools ? tools->first : NULL; tool; tool = tool->next)
-        if (name->data && json_is_text(json_member(tool, "name"), name->data)) {
-            states->schema = json_member(tool, "parameters");
+    for (const struct json *tool = tools ? tools->first : NULL; tool; tool = tool->next) {
+        const struct json *function = json_member(tool, "function") ? json_member(tool, "function") : tool;
+        if (name->data && json_is_text(json_member(function, "name"), name->data)) {
+            states->schema = json_member(function, "parameters");
             return;
         }
+    }
 }
 
 /* ---- calls ---- */

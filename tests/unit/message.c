@@ -240,11 +240,27 @@ static void usage_details(void **state) {
     free_body(&body);
 }
 
+static void namespaces(void **state) {
+    (void)state;
+    struct body body = {0};
+    struct message_usage usage = {0};
+    static const char text[] = "<｜DSML｜ invoke name=\"files::read\">\n</｜DSML｜ invoke>";
+    struct reply_options options = {.rules = REPLY_REPAIRED, .stage = REPLY_CALLS, .tools = true};
+    reply_begin(parser, &options);
+    reply_feed_text(parser, text, sizeof text - 1);
+    struct message_choice choice = {.reply = reply_finish(parser, REPLY_STOP)};
+    make_body(MESSAGE_RESPONSES, &choice, &usage, &body);
+    assert_string_equal(member(body.json, "output", "name")->text, "read");
+    assert_string_equal(member(body.json, "output", "namespace")->text, "files");
+    free_body(&body);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(published_bodies),
         cmocka_unit_test(cut_calls),
         cmocka_unit_test(usage_details),
+        cmocka_unit_test(namespaces),
     };
     return cmocka_run_group_tests(tests, load, unload);
 }

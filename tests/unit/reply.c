@@ -363,7 +363,8 @@ static void typed_arguments(void **state) {
     static const char schemas[] =
         "[{\"name\":\"f\",\"parameters\":{\"type\":\"object\",\"properties\":{\"s\":{\"type\":\"string\"},"
         "\"i\":{\"type\":\"integer\"},\"n\":{\"type\":[\"string\",\"null\"]},\"b\":{\"type\":\"boolean\"},"
-        "\"o\":{\"type\":\"object\"},\"any\":{}}}}]";
+        "\"o\":{\"type\":\"object\"},\"any\":{}}}},{\"type\":\"function\",\"function\":{\"name\":\"g\","
+        "\"parameters\":{\"properties\":{\"s\":{\"type\":[\"string\"]}}}}}]";
     static const struct {
         const char *text, *expected;
     } cases[] = {
@@ -393,6 +394,8 @@ static void typed_arguments(void **state) {
         buffer_printf(&expected, REPLY("", CALL("f", "%s"), "tool_calls"), cases[i].expected);
         check_repaired(&options, text.data, REPLY_STOP, expected.data);
     }
+    check_repaired(&options, CALLS INVOKE("g") RAW("s", "5") END_INVOKE END_CALLS, REPLY_STOP,
+        REPLY("", CALL("g", "{\\\"s\\\": \\\"5\\\"}"), "tool_calls"));
     tools_schemas = NULL;
     buffer_free(&text);
     buffer_free(&expected);
