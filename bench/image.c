@@ -1,8 +1,11 @@
-/* Times images on one core: decoding, fitting to the model's size, cutting into patches.  bench-image
- * [--json] [FILE ...]  Without files it makes photograph-like pictures of three sizes and packs each as
- * PNG, JPEG and WebP. Columns: image, its size, milliseconds of each step (median, processor time),
- * images a second, MB of file and of decoded pixels a second. --json: one JSON line per image instead.
- * */
+/* Times images on one core: decoding, fitting to the model's size, cutting into patches.
+ *
+ *   bench-image [--json] [FILE ...]
+ *
+ * Without files it makes photograph-like pictures of three sizes and packs each as PNG, JPEG and WebP.
+ * Columns: image, its size, milliseconds of each step (median, processor time), images a second, MB of file
+ * and of decoded pixels a second. --json: one JSON line per image instead.
+ */
 #include "recipe/image.h"
 
 #include <stdbool.h>
