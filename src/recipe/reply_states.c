@@ -24,7 +24,8 @@ enum action {
     ACTION_END_VALUE,
     ACTION_END_CALL,
     ACTION_END_BLOCK,
-    ACTION_NOT_A_KEY, /* repaired: another tag inside a key */
+    ACTION_NOT_A_KEY,  /* repaired: another tag inside a key */
+    ACTION_NOT_A_NAME, /* repaired: the line ends inside a name */
 };
 
 #define AT(state) (1u << (state))
@@ -81,6 +82,7 @@ static const struct rule repaired[] = {
     {CALL_ENDS, "</\1 invoke>", ACTION_END_CALL, false, false},
     {CALL_ENDS, "</\1invoke>", ACTION_END_CALL, false, false},
     {AT(STATE_NAME), "\"", ACTION_END_NAME, false, false},
+    {AT(STATE_NAME), "\n", ACTION_NOT_A_NAME, false, false},
     {AT(STATE_ARGUMENTS), "<\1 parameter name=\"", ACTION_PARAMETER, false, false},
     {AT(STATE_ARGUMENTS), "<\1parameter name=\"", ACTION_PARAMETER, false, false},
     {AT(STATE_KEY), "\" string=\"true\">", ACTION_STRING, false, false},
@@ -525,6 +527,16 @@ static void return_key(struct reply_states *states, const struct marker *marker)
     }
 }
 
+/* Repaired: the text after `invoke name="` isn't a name, so there is no call. */
+static void return_name(struct reply_states *states) {
+    buffer_append_text(&states->reply.content, "<" SPELLING_DSML " invoke name=\"");
+    append_content(states, &current_call(states)->name);
+    buffer_append(&states->reply.content, "\n", 1);
+    states->reply.call_count--;
+    states->in_call = false;
+    enter(states, STATE_CALLS);
+}
+
 static void act_on_call(struct reply_states *states, const struct marker *marker) {
     switch ((enum action)marker->action) {
     case ACTION_INVOKE:
@@ -535,6 +547,9 @@ static void act_on_call(struct reply_states *states, const struct marker *marker
         find_tool(states);
         enter(states, STATE_ARGUMENTS);
         states->tag_open = true;
+        break;
+    case ACTION_NOT_A_NAME:
+        return_name(states);
         break;
     case ACTION_PARAMETER:
         begin_key(states);

@@ -278,6 +278,8 @@ static void repaired_calls(void **state) {
         const char *text, *expected;
     } cases[] = {
         {"a <" DSML " b", REPLY("a <" DSML " b", "", "stop")},
+        {"a <" DSML " invoke name=\" is how it\nbegins",
+            REPLY("a <" DSML " invoke name=\\\" is how it\\nbegins", "", "stop")},
         {"a <" DSML " calls> b", REPLY("a <" DSML " calls> b", "", "stop")},
         {"a\n\n<" DSML " calls>\n", REPLY("a", "", "stop")},
         {"a </" DSML " calls> b", REPLY("a </" DSML " calls> b", "", "stop")},
