@@ -74,8 +74,8 @@ static void blend_alpha(struct image_decoding *decoding) {
 
 /* ---- orientation ---- */
 
-/* Where the pixel (x, y) of the upright image lies in the stored one, in pixels: origin + x * right + y
- * * down. */
+/* Where the pixel (x, y) of the upright image lies in the stored one, counted in pixels: at
+ * origin + x * right + y * down. */
 struct turn {
     ptrdiff_t origin, right, down;
     bool swaps_sides;

@@ -5,12 +5,12 @@
 enum {
     MOST_ROUNDS = 10,
     WEBP_MOST_SIDE = 16383, /* the format has 14 bits a side */
-    MOST_MIN_PIXELS =
-        1 << 24, /* bounds of limits, far above any model's, that keep the sums below in range */
+    DELIMITERS = 2,         /* IMAGE_START and IMAGE_END */
+    FEWEST_TOKENS = 4,      /* the delimiters, one embedding and its line end */
+    /* Bounds of limits, far above any model's, that keep the sums below in range. */
+    MOST_MIN_PIXELS = 1 << 24,
     MOST_TOKENS = 1 << 20,
     MOST_CELL_SIDE = 1 << 10,
-    DELIMITERS = 2,   /* IMAGE_START and IMAGE_END */
-    FEWEST_TOKENS = 4 /* the delimiters, one embedding and its line end */
 };
 
 static int32_t ceil_divide(int32_t number, int32_t divisor) {
