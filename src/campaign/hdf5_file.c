@@ -393,17 +393,22 @@ enum result hdf5_describe(hid_t dataset, const struct column *column) {
     return hdf5_put_text(dataset, "description", column->description);
 }
 
-/* Dataset-space rank and extents of a column: [count] or [count, row_bytes]. */
-static int column_extents(size_t count, size_t row_bytes, hsize_t extents[2]) {
+/* Dataset-space rank and extents of a column: [count] or [count, row_values]. */
+static int column_extents(size_t count, size_t row_values, hsize_t extents[2]) {
     extents[0] = count;
-    extents[1] = row_bytes;
-    return row_bytes ? 2 : 1;
+    extents[1] = row_values;
+    return row_values ? 2 : 1;
+}
+
+/* Bytes of a row. */
+static size_t row_size(const struct column *column, size_t row_values) {
+    return (row_values ? row_values : 1) * column_type_bytes(column->type);
 }
 
 enum result hdf5_write_column(hid_t file, const char *path, const struct column *column, const void *data,
-    size_t count, size_t row_bytes) {
+    size_t count, size_t row_values) {
     hsize_t extents[2];
-    int dimensions = column_extents(count, row_bytes, extents);
+    int dimensions = column_extents(count, row_values, extents);
     hid_t space = H5Screate_simple(dimensions, extents, NULL);
     hid_t links = H5Pcreate(H5P_LINK_CREATE), creation = H5Pcreate(H5P_DATASET_CREATE);
     H5Pset_create_intermediate_group(links, 1);
@@ -421,7 +426,7 @@ enum result hdf5_write_column(hid_t file, const char *path, const struct column 
         status = hdf5_fail(ERROR_IO, path, "write the dataset", column->name);
         goto done;
     }
-    size_t bytes = count * (row_bytes ? row_bytes : column_type_bytes(column->type));
+    size_t bytes = count * row_size(column, row_values);
     char digits[17];
     format_hash_64(XXH3_64bits(count ? data : "", bytes), digits);
     TRY_GOTO(status, hdf5_describe(dataset, column), done);
@@ -435,7 +440,7 @@ done:
     return status;
 }
 
-enum result hdf5_open_column(hid_t file, const char *path, const struct column *column, size_t row_bytes,
+enum result hdf5_open_column(hid_t file, const char *path, const struct column *column, size_t row_values,
     hid_t *dataset, size_t *count) {
     silence();
     *dataset = H5Dopen2(file, column->name, H5P_DEFAULT);
@@ -446,11 +451,11 @@ enum result hdf5_open_column(hid_t file, const char *path, const struct column *
     hsize_t extents[2] = {0, 0};
     int dimensions = H5Sget_simple_extent_ndims(space);
     const char *fault = NULL;
-    size_t row = row_bytes ? row_bytes : column_type_bytes(column->type);
+    size_t row = row_size(column, row_values);
     if (H5Tequal(type, column_file_type(column->type)) <= 0)
         fault = "has another type than the format says";
-    else if (dimensions != (row_bytes ? 2 : 1) || H5Sget_simple_extent_dims(space, extents, NULL) < 0 ||
-             (row_bytes && extents[1] != row_bytes))
+    else if (dimensions != (row_values ? 2 : 1) || H5Sget_simple_extent_dims(space, extents, NULL) < 0 ||
+             (row_values && extents[1] != row_values))
         fault = "has another shape than the format says";
     /* A contiguous dataset can't claim more than the file holds; memory is allocated by its size. */
     else if (H5Pget_layout(creation) != H5D_CONTIGUOUS || H5Pget_external_count(creation) != 0 ||
@@ -467,12 +472,12 @@ enum result hdf5_open_column(hid_t file, const char *path, const struct column *
     return fail(ERROR_INPUT, "%s: the dataset %s %s", path, column->name, fault);
 }
 
-enum result hdf5_read_rows(hid_t dataset, const char *path, const struct column *column, size_t row_bytes,
+enum result hdf5_read_rows(hid_t dataset, const char *path, const struct column *column, size_t row_values,
     uint64_t first, size_t count, void *data) {
     if (!count)
         return OK;
     hsize_t start[2] = {first, 0}, extents[2];
-    int dimensions = column_extents(count, row_bytes, extents);
+    int dimensions = column_extents(count, row_values, extents);
     hid_t space = H5Dget_space(dataset), memory = H5Screate_simple(dimensions, extents, NULL);
     int64_t got = hdf5_noted(H5Sselect_hyperslab(space, H5S_SELECT_SET, start, NULL, extents, NULL));
     if (got >= 0)

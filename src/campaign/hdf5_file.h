@@ -72,19 +72,19 @@ MUST_CHECK enum result hdf5_put_provenance(
 MUST_CHECK enum result provenance_copy(const struct provenance *from, struct provenance *to);
 void provenance_free(struct provenance *provenance);
 
-/* Writes a whole dataset at once, contiguous, with its xxh3_64. row_bytes 0: one-dimensional of column->type; else uint8
- * [count, row_bytes]. `path` is for messages. */
+/* Writes a whole dataset at once, contiguous, with its xxh3_64. row_values 0: one-dimensional; else
+ * [count, row_values]. `path` is for messages. */
 MUST_CHECK enum result hdf5_write_column(hid_t file, const char *path, const struct column *column,
-    const void *data, size_t count, size_t row_bytes);
+    const void *data, size_t count, size_t row_values);
 /* Sets units and description. */
 MUST_CHECK enum result hdf5_describe(hid_t dataset, const struct column *column);
 
 /* Opens a contiguous dataset of exactly this type and dimensions; *count: its rows. */
 MUST_CHECK enum result hdf5_open_column(hid_t file, const char *path, const struct column *column,
-    size_t row_bytes, hid_t *dataset, size_t *count);
-/* Reads rows [first, first + count) of an open dataset; row_bytes as above. */
+    size_t row_values, hid_t *dataset, size_t *count);
+/* Reads rows [first, first + count) of an open dataset; row_values as above. */
 MUST_CHECK enum result hdf5_read_rows(hid_t dataset, const char *path, const struct column *column,
-    size_t row_bytes, uint64_t first, size_t count, void *data);
+    size_t row_values, uint64_t first, size_t count, void *data);
 /* Reads a whole contiguous dataset into `data` (replacing what is there) and checks its xxh3_64. */
 MUST_CHECK enum result hdf5_read_column(
     hid_t file, const char *path, const struct column *column, struct vector *data);

@@ -1,4 +1,5 @@
 #include "campaign/campaign.h"
+#include "campaign/embeddings_part.h"
 #include "campaign/parts.h"
 #include "campaign/requests.h"
 #include "campaign/results_index.h"
@@ -75,6 +76,8 @@ static enum result check_structure(hid_t file, const char *path, const struct fi
         return results_part_check(file, path, header);
     if (!strcmp(header->format, STATES_FORMAT))
         return states_part_check(file, path, header);
+    if (!strcmp(header->format, EMBEDDINGS_FORMAT))
+        return embeddings_part_check(file, path, header);
     return OK;
 }
 
@@ -136,6 +139,7 @@ enum result campaign_inspect(const char *path) {
     enum result status = inspect_file(requests);
     free(requests);
     TRY(status);
+    TRY(inspect_phase(path, "vision", &damaged));
     TRY(inspect_phase(path, "prefill", &damaged));
     TRY(inspect_phase(path, "results", &damaged));
     if (damaged)

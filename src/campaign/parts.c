@@ -1,5 +1,6 @@
 #include "campaign/parts.h"
 
+#include "campaign/embeddings_part.h"
 #include "campaign/results_part.h"
 #include "campaign/states_part.h"
 
@@ -199,14 +200,26 @@ enum result requests_identity_of(const char *campaign_folder, char identity[HASH
     return status;
 }
 
+const struct phase_parts *phase_parts(const char *phase) {
+    static const struct phase_parts all[] = {
+        {"vision", EMBEDDINGS_FORMAT, "images", &embeddings_columns[EMBEDDING_IMAGE], embeddings_part_check},
+        {"prefill", STATES_FORMAT, "requests", &states_columns[STATE_REQUEST], states_part_check},
+        {"results", RESULTS_FORMAT, "requests", &results_columns[RESULT_REQUEST], results_part_check},
+    };
+    const struct phase_parts *found = all;
+    while (strcmp(found->name, phase))
+        found++;
+    return found;
+}
+
 enum result part_check(const char *path, const char *phase, struct file_header *header, char **identity) {
     hid_t file;
-    bool results = !strcmp(phase, "results");
+    const struct phase_parts *parts = phase_parts(phase);
     *identity = NULL;
-    TRY(part_open(path, results ? RESULTS_FORMAT : STATES_FORMAT, true, header, &file));
+    TRY(part_open(path, parts->format, true, header, &file));
     enum result status;
     TRY_GOTO(status, hdf5_get_text(file, path, "identity", identity), done);
-    status = results ? results_part_check(file, path, header) : states_part_check(file, path, header);
+    status = parts->check(file, path, header);
 done:
     H5Fclose(file);
     if (status != OK) {

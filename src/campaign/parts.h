@@ -38,14 +38,23 @@ MUST_CHECK enum result part_open(
 /* The identity of FOLDER/requests.h5, from its header. */
 MUST_CHECK enum result requests_identity_of(const char *campaign_folder, char identity[HASH_DIGITS + 1]);
 
-/* All checks of a part of results/ or prefill/: whole, and its datasets agree with each other. */
+/* What differs between phases: "vision", "prefill", "results". */
+struct phase_parts {
+    const char *name, *format;
+    const char *things;         /* what its records are of: "images" or "requests" */
+    const struct column *index; /* int64: which of them each record is of */
+    enum result (*check)(hid_t file, const char *path, const struct file_header *header);
+};
+const struct phase_parts *phase_parts(const char *phase);
+
+/* All checks of a part: whole, and its datasets agree with each other. */
 MUST_CHECK enum result part_check(
     const char *path, const char *phase, struct file_header *header, char **identity);
 
-/* What became of requests, by index. */
+/* What became of requests, or for "vision" of images, by index. */
 enum outcome { OUTCOME_NONE, OUTCOME_DONE, OUTCOME_FAILED };
 struct outcome_counts {
-    int64_t done, failed;                    /* distinct requests */
+    int64_t done, failed;                    /* distinct requests or images */
     int64_t prompt_tokens, generated_tokens; /* of all parts, by their headers */
     int64_t parts, skipped; /* parts read; parts left out because they are damaged or foreign */
 };

@@ -2,7 +2,6 @@
 #include "campaign/campaign.h"
 #include "campaign/parts.h"
 #include "campaign/results_part.h"
-#include "campaign/states_part.h"
 
 #include <dirent.h> /* opendir, readdir */
 #include <errno.h>  /* errno */
@@ -48,7 +47,7 @@ static enum result remove_phase_temporaries(const char *phase_folder) {
     return status;
 }
 
-static enum result set_aside(const char *path, const char *fault) {
+static enum result set_aside(const char *path, const char *things, const char *fault) {
     char *name;
     if (asprintf(&name, "%s.damaged", path) < 0)
         return fail(ERROR_MEMORY, "out of memory for a path");
@@ -56,7 +55,7 @@ static enum result set_aside(const char *path, const char *fault) {
     if (rename(path, name))
         status = fail_output(path, "rename it to *.damaged");
     else
-        log_warning("%s; set aside as %s, its requests will be done again", fault, name);
+        log_warning("%s; set aside as %s, its %s will be done again", fault, name, things);
     free(name);
     return status;
 }
@@ -100,17 +99,18 @@ static enum result sweep_part(
     const char *path, const char *phase, const char *requests, const char *identity) {
     struct file_header header;
     char *found = NULL;
+    const char *things = phase_parts(phase)->things;
     enum result status = part_check(path, phase, &header, &found);
     if (status == ERROR_INPUT) {
         char *fault = strdup(error_message());
-        status = set_aside(path, fault ? fault : path);
+        status = set_aside(path, things, fault ? fault : path);
         free(fault);
     } else if (status == OK && strcmp(header.requests, requests)) {
         char *fault;
         if (asprintf(&fault, "%s belongs to other requests (%s) than this campaign's requests.h5 (%s)", path,
                 header.requests, requests) < 0)
             fault = NULL;
-        status = set_aside(path, fault ? fault : path);
+        status = set_aside(path, things, fault ? fault : path);
         free(fault);
     } else if (status == OK && strcmp(found, identity)) {
         status = identity_conflict(path, phase, found, identity);
@@ -144,23 +144,24 @@ done:
 }
 
 /* The index datasets of one part into `outcomes`. */
-static enum result note_outcomes(hid_t file, const char *path, bool results, int64_t total, uint8_t *outcomes,
-    struct outcome_counts *counts) {
-    struct vector request = {0}, failed = {0};
+static enum result note_outcomes(hid_t file, const char *path, const struct phase_parts *parts, int64_t total,
+    uint8_t *outcomes, struct outcome_counts *counts) {
+    bool results = !strcmp(parts->name, "results");
+    struct vector record = {0}, failed = {0};
     enum result status;
-    TRY_GOTO(status, hdf5_read_column(file, path, &results_columns[RESULT_REQUEST], &request), done);
+    TRY_GOTO(status, hdf5_read_column(file, path, parts->index, &record), done);
     if (results)
         TRY_GOTO(status, hdf5_read_column(file, path, &results_columns[RESULT_FAILED], &failed), done);
-    size_t records = request.bytes / sizeof(int64_t);
-    const int64_t *index = request.data;
+    size_t records = record.bytes / sizeof(int64_t);
+    const int64_t *index = record.data;
     if (results && failed.bytes != records) {
         status = fail(ERROR_INPUT, "%s: it has %zu records and %zu outcomes", path, records, failed.bytes);
         goto done;
     }
     for (size_t r = 0; r < records; r++)
         if (index[r] < 0 || index[r] >= total) {
-            status = fail(ERROR_INPUT, "%s: record %zu is of request %lld, but there are %lld", path, r,
-                (long long)index[r], (long long)total);
+            status = fail(ERROR_INPUT, "%s: record %zu is of number %lld of the %s, but there are %lld", path,
+                r, (long long)index[r], parts->things, (long long)total);
             goto done;
         }
     for (size_t r = 0; r < records; r++) {
@@ -172,7 +173,7 @@ static enum result note_outcomes(hid_t file, const char *path, bool results, int
         counts->failed += bad;
     }
 done:
-    vector_free(&request);
+    vector_free(&record);
     vector_free(&failed);
     return status;
 }
@@ -180,7 +181,7 @@ done:
 enum result parts_outcomes(const char *campaign_folder, const char *phase, const char *requests,
     int64_t total, uint8_t *outcomes, struct outcome_counts *counts) {
     struct part_list list;
-    bool results = !strcmp(phase, "results");
+    const struct phase_parts *parts = phase_parts(phase);
     *counts = (struct outcome_counts){0};
     memset(outcomes, OUTCOME_NONE, (size_t)total);
     TRY(parts_list(campaign_folder, phase, &list));
@@ -189,12 +190,12 @@ enum result parts_outcomes(const char *campaign_folder, const char *phase, const
         const char *path = list.parts[i].path;
         struct file_header header;
         hid_t file;
-        status = part_open(path, results ? RESULTS_FORMAT : STATES_FORMAT, false, &header, &file);
+        status = part_open(path, parts->format, false, &header, &file);
         if (status == OK) {
             if (strcmp(header.requests, requests))
                 status = fail(ERROR_INPUT, "%s: it belongs to other requests", path);
             else
-                status = note_outcomes(file, path, results, total, outcomes, counts);
+                status = note_outcomes(file, path, parts, total, outcomes, counts);
             H5Fclose(file);
         }
         if (status == OK) {
