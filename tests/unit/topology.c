@@ -37,6 +37,9 @@ static const struct printed {
                                       .engram_rows = 7}},
     {"more-ranks-than-cores",
         {.topology = MACHINES "one-socket-6-cores.txt", .ranks = 8, .supernode = 4, .experts = 16}},
+    /* Recorded by lstopo; the others are described or generated. */
+    {"recorded-virtual-machine",
+        {.topology = MACHINES "virtual-machine-2-cores.xml", .ranks = 4, .experts = 32}},
     {"no-cores", {.topology = MACHINES "no-cores.txt", .ranks = 3, .experts = 2}},
 };
 
