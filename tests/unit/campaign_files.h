@@ -2,6 +2,7 @@
 #ifndef NOCTURNE_TESTS_CAMPAIGN_FILES_H
 #define NOCTURNE_TESTS_CAMPAIGN_FILES_H
 
+#include "campaign/embeddings.h"
 #include "campaign/requests.h"
 #include "campaign/results.h"
 #include "campaign/states.h"
@@ -203,6 +204,34 @@ static inline void make_states(const char *folder, int rank, int first, int coun
     }
     assert_ok(states_writer_flush(writer));
     states_writer_free(writer);
+}
+
+enum { TEST_HIDDEN = 12, TEST_MOST_TOKENS = 8 };
+
+/* Value `c` of row `t` of the test image `i`, which has 1 + i % TEST_MOST_TOKENS rows. */
+static inline float test_embedding(int i, int t, int c) {
+    return (float)(i * 1000 + t * 100 + c) / 8;
+}
+
+/* Writes the embeddings of images [first, first + count) as one part. */
+static inline void make_embeddings(const char *folder, int rank, int first, int count) {
+    struct embeddings_writer *writer;
+    assert_ok(embeddings_writer_create(folder, rank, &test_provenance, TEST_HIDDEN, &writer));
+    assert_int_equal(embeddings_writer_pending_bytes(writer), 0);
+    for (int i = first; i < first + count; i++) {
+        float rows[TEST_MOST_TOKENS * TEST_HIDDEN];
+        for (int v = 0; v < TEST_MOST_TOKENS * TEST_HIDDEN; v++)
+            rows[v] = test_embedding(i, v / TEST_HIDDEN, v % TEST_HIDDEN);
+        struct embedding_record record = {.image = i,
+            .hash = "0123456789abcdef0123456789abcdef",
+            .tokens = 1 + i % TEST_MOST_TOKENS,
+            .rows = rows};
+        assert_ok(embeddings_writer_add(writer, &record));
+    }
+    assert_true(embeddings_writer_pending_bytes(writer) > 0);
+    assert_ok(embeddings_writer_flush(writer));
+    assert_int_equal(embeddings_writer_pending_bytes(writer), 0);
+    embeddings_writer_free(writer);
 }
 
 static inline char *in_folder(const char *folder, const char *name) {
