@@ -27,6 +27,18 @@ MUST_CHECK enum result requests_writer_create(const char *campaign_folder,
     const struct provenance *provenance, const struct requests_source *source,
     struct requests_writer **writer);
 MUST_CHECK enum result requests_writer_add(struct requests_writer *writer, const struct request *request);
+/* An image of the campaign, stored once whatever number of requests show it. Its index is the number of those added
+ * before. */
+struct campaign_image {
+    const char *hash, *format; /* XXH3-128 of the bytes, 32 hex digits; "PNG", ... */
+    bool low_detail;
+    int32_t rows, columns; /* patches fed to the encoder */
+    int32_t tokens;        /* of its span */
+    const uint8_t *data;   /* the file as it was given */
+    size_t bytes;
+};
+MUST_CHECK enum result requests_writer_add_image(
+    struct requests_writer *writer, const struct campaign_image *image);
 MUST_CHECK enum result requests_writer_add_error(
     struct requests_writer *writer, const struct request_error *error);
 /* Flushes, renames to requests.h5 (an older one is replaced). The writer is freed in every case. */
@@ -68,9 +80,17 @@ struct request_head {
     struct text_piece custom_id, model;
     bool thinking;
     int32_t top_logprobs;
+    int32_t image_tokens;
 };
 MUST_CHECK enum result requests_read_head(
     struct requests *requests, int64_t index, struct request_head *head);
+
+int64_t requests_image_count(const struct requests *requests);
+/* Tokens of each image [image count], for placement; owned by `requests`. */
+MUST_CHECK enum result requests_image_tokens(struct requests *requests, const int32_t **tokens);
+/* Image `index`, its bytes checked by their hash; valid until the next call. */
+MUST_CHECK enum result requests_read_image(
+    struct requests *requests, int64_t index, struct campaign_image *image);
 
 /* Refused line `index`; valid until the next call. */
 MUST_CHECK enum result requests_read_error(

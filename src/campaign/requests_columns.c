@@ -10,6 +10,12 @@ const struct column requests_columns[REQUEST_COLUMNS] = {
     [REQUEST_THINKING] = {"thinking", COLUMN_U8, NULL, "1: the answer begins with reasoning"},
     [REQUEST_TOKEN_IDS] = {"token_ids", COLUMN_I32, NULL, "the prompts"},
     [REQUEST_TOKEN_OFFSETS] = {"token_offsets", COLUMN_U64, "tokens", "where each prompt begins"},
+    [REQUEST_IMAGE_TOKENS] = {"image_tokens", COLUMN_I32, "tokens", "positions of images in the prompt"},
+    [REQUEST_IMAGES] = {"image_indices", COLUMN_I64, NULL,
+        "images of the prompts, in the order of their spans: indices in the group images"},
+    [REQUEST_IMAGE_POSITIONS] = {"image_positions", COLUMN_I32, "tokens",
+        "where the image's span begins in its prompt"},
+    [REQUEST_IMAGE_OFFSETS] = {"image_offsets", COLUMN_U64, "images", "where each request's images begin"},
     [REQUEST_TEMPERATURE] = {"temperature", COLUMN_F32, NULL, "sampling temperature; 0: greedy"},
     [REQUEST_TOP_P] = {"top_p", COLUMN_F32, NULL, "probability mass kept, (0, 1]"},
     [REQUEST_MIN_P] = {"min_p", COLUMN_F32, NULL, "least probability kept, of the largest; 0: off"},
@@ -44,6 +50,10 @@ const struct column_layout requests_layouts[REQUEST_COLUMNS] = {
     [REQUEST_THINKING] = {EXTENT_RECORD, 0},
     [REQUEST_TOKEN_IDS] = {EXTENT_VALUES, REQUEST_TOKEN_OFFSETS},
     [REQUEST_TOKEN_OFFSETS] = {EXTENT_OFFSETS, 0},
+    [REQUEST_IMAGE_TOKENS] = {EXTENT_RECORD, 0},
+    [REQUEST_IMAGES] = {EXTENT_VALUES, REQUEST_IMAGE_OFFSETS},
+    [REQUEST_IMAGE_POSITIONS] = {EXTENT_VALUES, REQUEST_IMAGE_OFFSETS},
+    [REQUEST_IMAGE_OFFSETS] = {EXTENT_OFFSETS, 0},
     [REQUEST_TEMPERATURE] = {EXTENT_RECORD, 0},
     [REQUEST_TOP_P] = {EXTENT_RECORD, 0},
     [REQUEST_MIN_P] = {EXTENT_RECORD, 0},
@@ -100,6 +110,34 @@ const struct column_layout refused_layouts[REFUSED_COLUMNS] = {
     [REFUSED_PARAM_OFFSETS] = {EXTENT_OFFSETS, 0},
     [REFUSED_MESSAGE] = {EXTENT_VALUES, REFUSED_MESSAGE_OFFSETS},
     [REFUSED_MESSAGE_OFFSETS] = {EXTENT_OFFSETS, 0},
+};
+
+const struct column image_columns[IMAGE_COLUMN_COUNT] = {
+    [IMAGE_HASH] = {"images/hash", COLUMN_U8, NULL,
+        "UTF-8: XXH3 128-bit hash of the image's bytes, 32 hexadecimal digits"},
+    [IMAGE_HASH_OFFSETS] = {"images/hash_offsets", COLUMN_U64, "bytes", "where each hash begins"},
+    [IMAGE_FORMAT] = {"images/format", COLUMN_U8, NULL, "UTF-8: PNG, JPEG, WebP or GIF"},
+    [IMAGE_FORMAT_OFFSETS] = {"images/format_offsets", COLUMN_U64, "bytes", "where each name begins"},
+    [IMAGE_LOW_DETAIL] = {"images/low_detail", COLUMN_U8, NULL,
+        "1: first brought down to 512 pixels, as detail low asks"},
+    [IMAGE_ROWS] = {"images/rows", COLUMN_I32, "patches", "height of the grid that the encoder gets"},
+    [IMAGE_COLUMNS] = {"images/columns", COLUMN_I32, "patches", "width of the grid that the encoder gets"},
+    [IMAGE_TOKENS] = {"images/tokens", COLUMN_I32, "tokens", "positions of the image's span in a prompt"},
+    [IMAGE_DATA] = {"images/data", COLUMN_U8, NULL, "the images as they were given: whole files"},
+    [IMAGE_DATA_OFFSETS] = {"images/data_offsets", COLUMN_U64, "bytes", "where each image begins"},
+};
+
+const struct column_layout image_layouts[IMAGE_COLUMN_COUNT] = {
+    [IMAGE_HASH] = {EXTENT_VALUES, IMAGE_HASH_OFFSETS},
+    [IMAGE_HASH_OFFSETS] = {EXTENT_OFFSETS, 0},
+    [IMAGE_FORMAT] = {EXTENT_VALUES, IMAGE_FORMAT_OFFSETS},
+    [IMAGE_FORMAT_OFFSETS] = {EXTENT_OFFSETS, 0},
+    [IMAGE_LOW_DETAIL] = {EXTENT_RECORD, 0},
+    [IMAGE_ROWS] = {EXTENT_RECORD, 0},
+    [IMAGE_COLUMNS] = {EXTENT_RECORD, 0},
+    [IMAGE_TOKENS] = {EXTENT_RECORD, 0},
+    [IMAGE_DATA] = {EXTENT_VALUES, IMAGE_DATA_OFFSETS},
+    [IMAGE_DATA_OFFSETS] = {EXTENT_OFFSETS, 0},
 };
 
 const struct column input_columns[INPUT_COLUMNS] = {

@@ -17,6 +17,10 @@ enum requests_column {
     REQUEST_THINKING,
     REQUEST_TOKEN_IDS,
     REQUEST_TOKEN_OFFSETS,
+    REQUEST_IMAGE_TOKENS,
+    REQUEST_IMAGES,
+    REQUEST_IMAGE_POSITIONS,
+    REQUEST_IMAGE_OFFSETS,
     REQUEST_TEMPERATURE,
     REQUEST_TOP_P,
     REQUEST_MIN_P,
@@ -58,6 +62,20 @@ enum refused_column {
     REFUSED_COLUMNS,
 };
 
+enum image_column {
+    IMAGE_HASH,
+    IMAGE_HASH_OFFSETS,
+    IMAGE_FORMAT,
+    IMAGE_FORMAT_OFFSETS,
+    IMAGE_LOW_DETAIL,
+    IMAGE_ROWS,
+    IMAGE_COLUMNS,
+    IMAGE_TOKENS,
+    IMAGE_DATA,
+    IMAGE_DATA_OFFSETS,
+    IMAGE_COLUMN_COUNT,
+};
+
 enum input_column { INPUT_FILES, INPUT_FILES_OFFSETS, INPUT_COLUMNS };
 
 /* How the rows of a column are counted. */
@@ -75,9 +93,11 @@ struct column_layout {
 
 extern const struct column requests_columns[REQUEST_COLUMNS];
 extern const struct column refused_columns[REFUSED_COLUMNS];
+extern const struct column image_columns[IMAGE_COLUMN_COUNT];
 extern const struct column input_columns[INPUT_COLUMNS];
 extern const struct column_layout requests_layouts[REQUEST_COLUMNS];
 extern const struct column_layout refused_layouts[REFUSED_COLUMNS];
+extern const struct column_layout image_layouts[IMAGE_COLUMN_COUNT];
 extern const struct column_layout input_layouts[INPUT_COLUMNS];
 
 #endif

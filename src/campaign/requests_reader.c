@@ -39,12 +39,14 @@ struct requests {
     hid_t file;
     char *model_folder, *fingerprint, *input_hash, *options;
     int64_t seed;
-    struct reader requests, refused;
-    struct block block, heads, errors;
+    struct reader requests, refused, images;
+    struct block block, heads, errors, image;
     struct table inputs;
     char **input_files; /* NUL-terminated, [input_file_count] */
     int32_t input_file_count;
-    int32_t *lengths; /* [records], read on demand */
+    int32_t *lengths;                                   /* [records], read on demand */
+    int32_t *image_tokens;                              /* [images], read on demand */
+    char image_hash[HASH_DIGITS + 1], image_format[16]; /* of the image read last */
 };
 
 /* What requests_read gives out: the request first, then all it points to. */
@@ -284,6 +286,16 @@ static enum result read_attributes(struct requests *made) {
     return same ? OK : fail(ERROR_INPUT, "%s: its identity attribute and its header disagree", path);
 }
 
+static enum result open_images(struct requests *made) {
+    int64_t images;
+    TRY(hdf5_get_int64(made->file, made->path, "images", &images));
+    if (images < 0)
+        return fail(ERROR_INPUT, "%s: it has %lld images", made->path, (long long)images);
+    TRY(reader_open(
+        &made->images, made->file, made->path, image_columns, image_layouts, IMAGE_COLUMN_COUNT, images));
+    return block_create(&made->image, &made->images);
+}
+
 enum result requests_open(const char *campaign_folder, struct requests **requests) {
     *requests = NULL;
     struct requests *made = calloc(1, sizeof *made);
@@ -316,6 +328,7 @@ enum result requests_open(const char *campaign_folder, struct requests **request
     TRY_GOTO(status, block_create(&made->block, &made->requests), done);
     TRY_GOTO(status, block_create(&made->heads, &made->requests), done);
     TRY_GOTO(status, block_create(&made->errors, &made->refused), done);
+    TRY_GOTO(status, open_images(made), done);
     status = read_inputs(made);
 done:
     if (status != OK)
@@ -331,14 +344,17 @@ void requests_close(struct requests *requests) {
     block_free(&requests->block);
     block_free(&requests->heads);
     block_free(&requests->errors);
+    block_free(&requests->image);
     reader_close(&requests->requests);
     reader_close(&requests->refused);
+    reader_close(&requests->images);
     if (requests->file >= 0)
         H5Fclose(requests->file);
     for (int32_t i = 0; i < requests->input_file_count; i++)
         free(requests->input_files[i]);
     free(requests->input_files);
     free(requests->lengths);
+    free(requests->image_tokens);
     free(requests->model_folder);
     free(requests->fingerprint);
     free(requests->input_hash);
@@ -494,6 +510,23 @@ static void take_stops(struct pieces *pieces, const struct requests *requests, i
     sampling->stops = stops;
 }
 
+static void take_images(struct pieces *pieces, const struct requests *requests, int64_t index,
+    struct request *request, bool *too_many) {
+    const struct reader *reader = &requests->requests;
+    size_t found;
+    const int64_t *images = block_values(&requests->block, reader, REQUEST_IMAGES, (uint64_t)index, &found);
+    const int32_t *positions =
+        block_values(&requests->block, reader, REQUEST_IMAGE_POSITIONS, (uint64_t)index, &found);
+    *too_many |= found > INT32_MAX;
+    request->image_tokens = block_int32(&requests->block, REQUEST_IMAGE_TOKENS, index);
+    request->image_count = found > INT32_MAX ? 0 : (int32_t)found;
+    struct request_image *taken = take_copy(pieces, NULL, 0);
+    pieces->used += (size_t)request->image_count * sizeof *taken;
+    for (int32_t i = 0; taken && i < request->image_count; i++)
+        taken[i] = (struct request_image){images[i], positions[i]};
+    request->images = taken;
+}
+
 /* Fills the request from the block. With pieces->data NULL only the bytes it needs are counted. */
 static void take_request(struct pieces *pieces, const struct requests *requests, int64_t index,
     struct request *request, bool *too_many) {
@@ -508,6 +541,7 @@ static void take_request(struct pieces *pieces, const struct requests *requests,
     request->model = take_text(pieces, block_text(block, reader, REQUEST_MODEL, (uint64_t)index));
     request->token_ids =
         take_values(pieces, requests, REQUEST_TOKEN_IDS, index, &request->token_count, too_many);
+    take_images(pieces, requests, index, request, too_many);
     read_sampling(block, index, sampling);
     sampling->bias_ids =
         take_values(pieces, requests, REQUEST_BIAS_IDS, index, &sampling->bias_count, too_many);
@@ -550,7 +584,8 @@ enum result requests_read_head(struct requests *requests, int64_t index, struct 
         [REQUEST_MODEL] = true,
         [REQUEST_MODEL_OFFSETS] = true,
         [REQUEST_THINKING] = true,
-        [REQUEST_TOP_LOGPROBS] = true};
+        [REQUEST_TOP_LOGPROBS] = true,
+        [REQUEST_IMAGE_TOKENS] = true};
     const struct reader *reader = &requests->requests;
     const struct block *block = &requests->heads;
     TRY(block_seek(reader, requests->path, &requests->heads, wanted, -1, index));
@@ -559,7 +594,8 @@ enum result requests_read_head(struct requests *requests, int64_t index, struct 
         .custom_id = block_text(block, reader, REQUEST_CUSTOM_ID, (uint64_t)index),
         .model = block_text(block, reader, REQUEST_MODEL, (uint64_t)index),
         .thinking = block_flag(block, REQUEST_THINKING, index),
-        .top_logprobs = block_int32(block, REQUEST_TOP_LOGPROBS, index)};
+        .top_logprobs = block_int32(block, REQUEST_TOP_LOGPROBS, index),
+        .image_tokens = block_int32(block, REQUEST_IMAGE_TOKENS, index)};
     return OK;
 }
 
@@ -588,5 +624,60 @@ enum result requests_read_error(struct requests *requests, int64_t index, struct
     error_string(error->message, sizeof error->message, block_text(block, reader, REFUSED_MESSAGE, entry));
     if (!error->code)
         error->code = "unknown_error";
+    return OK;
+}
+
+int64_t requests_image_count(const struct requests *requests) {
+    return requests->images.records;
+}
+
+enum result requests_image_tokens(struct requests *requests, const int32_t **image_tokens) {
+    *image_tokens = requests->image_tokens;
+    if (requests->image_tokens)
+        return OK;
+    const struct reader *reader = &requests->images;
+    size_t count = (size_t)reader->records;
+    int32_t *tokens = malloc(count * sizeof *tokens + 1);
+    if (!tokens)
+        return fail(ERROR_MEMORY, "%s: out of memory for %zu images", requests->path, count);
+    enum result status = hdf5_read_rows(
+        reader->datasets[IMAGE_TOKENS], requests->path, &image_columns[IMAGE_TOKENS], 0, 0, count, tokens);
+    for (size_t i = 0; i < count && status == OK; i++)
+        if (tokens[i] < 1)
+            status = fail(ERROR_INPUT, "%s: image %zu has %d tokens", requests->path, i, tokens[i]);
+    if (status != OK) {
+        free(tokens);
+        return status;
+    }
+    *image_tokens = requests->image_tokens = tokens;
+    return OK;
+}
+
+enum result requests_read_image(struct requests *requests, int64_t index, struct campaign_image *image) {
+    const struct reader *reader = &requests->images;
+    const struct block *block = &requests->image;
+    if (index < 0 || index >= reader->records)
+        return fail(ERROR_INTERNAL, "%s: image %lld of %lld was asked for", requests->path, (long long)index,
+            (long long)reader->records);
+    TRY(block_load(reader, requests->path, &requests->image, NULL, index, 1));
+    uint64_t entry = (uint64_t)index;
+    struct text_piece data = block_text(block, reader, IMAGE_DATA, entry);
+    char found[HASH_DIGITS + 1];
+    hash_digits_128(data.data, data.bytes, found);
+    *image = (struct campaign_image){
+        .hash = error_string(
+            requests->image_hash, sizeof requests->image_hash, block_text(block, reader, IMAGE_HASH, entry)),
+        .format = error_string(requests->image_format, sizeof requests->image_format,
+            block_text(block, reader, IMAGE_FORMAT, entry)),
+        .low_detail = block_flag(block, IMAGE_LOW_DETAIL, index),
+        .rows = block_int32(block, IMAGE_ROWS, index),
+        .columns = block_int32(block, IMAGE_COLUMNS, index),
+        .tokens = block_int32(block, IMAGE_TOKENS, index),
+        .data = (const uint8_t *)data.data,
+        .bytes = data.bytes,
+    };
+    if (!image->hash || strcmp(found, image->hash))
+        return fail(ERROR_INPUT, "%s: image %lld is damaged (checksum %s, expected %s)", requests->path,
+            (long long)index, found, image->hash ? image->hash : "one");
     return OK;
 }

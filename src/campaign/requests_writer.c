@@ -29,8 +29,9 @@ struct requests_writer {
     struct provenance provenance; /* its texts are copies */
     int64_t seed;
     char *options;
-    struct stream requests, refused, inputs;
+    struct stream requests, refused, images, inputs;
     struct file_header header; /* counts as they grow */
+    int64_t image_count;
 };
 
 static enum result stream_create(
@@ -154,6 +155,7 @@ static enum result stream_finish(
 static void writer_free(struct requests_writer *writer) {
     stream_free(&writer->requests);
     stream_free(&writer->refused);
+    stream_free(&writer->images);
     stream_free(&writer->inputs);
     if (writer->file >= 0) {
         H5Fclose(writer->file);
@@ -195,6 +197,7 @@ enum result requests_writer_create(const char *campaign_folder, const struct pro
     TRY_GOTO(
         status, stream_create(&made->requests, requests_columns, requests_layouts, REQUEST_COLUMNS), done);
     TRY_GOTO(status, stream_create(&made->refused, refused_columns, refused_layouts, REFUSED_COLUMNS), done);
+    TRY_GOTO(status, stream_create(&made->images, image_columns, image_layouts, IMAGE_COLUMN_COUNT), done);
     TRY_GOTO(status, stream_create(&made->inputs, input_columns, input_layouts, INPUT_COLUMNS), done);
     for (int32_t i = 0; i < source->file_count; i++)
         TRY_GOTO(status, table_append_text(&made->inputs.table, INPUT_FILES, source->files[i]), done);
@@ -234,6 +237,15 @@ static enum result add_sampling(struct table *table, const struct sampling *samp
     return table_append_offset(table, REQUEST_STOP_LIST_OFFSETS, (size_t)sampling->stop_count);
 }
 
+static enum result add_images(struct table *table, const struct request *request) {
+    TRY(table_append_int32(table, REQUEST_IMAGE_TOKENS, request->image_tokens));
+    for (int32_t i = 0; i < request->image_count; i++) {
+        TRY(table_append_int64(table, REQUEST_IMAGES, request->images[i].image));
+        TRY(table_append_int32(table, REQUEST_IMAGE_POSITIONS, request->images[i].position));
+    }
+    return table_append_offset(table, REQUEST_IMAGE_OFFSETS, (size_t)request->image_count);
+}
+
 static enum result flush_when_full(struct requests_writer *writer, struct stream *stream) {
     if (table_bytes(&stream->table) < BATCH_BYTES)
         return OK;
@@ -248,11 +260,25 @@ enum result requests_writer_add(struct requests_writer *writer, const struct req
     TRY(table_append_ragged(table, REQUEST_MODEL, request->model.data, request->model.bytes));
     TRY(table_append_byte(table, REQUEST_THINKING, request->thinking));
     TRY(table_append_ragged(table, REQUEST_TOKEN_IDS, request->token_ids, (size_t)request->token_count));
+    TRY(add_images(table, request));
     TRY(add_sampling(table, &request->sampling));
     writer->header.records++;
     writer->header.completed++;
     writer->header.prompt_tokens += request->token_count;
     return flush_when_full(writer, &writer->requests);
+}
+
+enum result requests_writer_add_image(struct requests_writer *writer, const struct campaign_image *image) {
+    struct table *table = &writer->images.table;
+    TRY(table_append_text(table, IMAGE_HASH, image->hash));
+    TRY(table_append_text(table, IMAGE_FORMAT, image->format));
+    TRY(table_append_byte(table, IMAGE_LOW_DETAIL, image->low_detail));
+    TRY(table_append_int32(table, IMAGE_ROWS, image->rows));
+    TRY(table_append_int32(table, IMAGE_COLUMNS, image->columns));
+    TRY(table_append_int32(table, IMAGE_TOKENS, image->tokens));
+    TRY(table_append_ragged(table, IMAGE_DATA, image->data, image->bytes));
+    writer->image_count++;
+    return flush_when_full(writer, &writer->images);
 }
 
 enum result requests_writer_add_error(struct requests_writer *writer, const struct request_error *error) {
@@ -285,6 +311,7 @@ static enum result finish_hdf5(struct requests_writer *writer, const struct requ
     enum result status;
     TRY_GOTO(status, stream_finish(&writer->requests, writer->file, path, identity), done);
     TRY_GOTO(status, stream_finish(&writer->refused, writer->file, path, identity), done);
+    TRY_GOTO(status, stream_finish(&writer->images, writer->file, path, identity), done);
     XXH128_hash_t hash = XXH3_128bits_digest(identity);
     format_hash_128(hash.high64, hash.low64, header->requests);
     TRY_GOTO(status, stream_finish(&writer->inputs, writer->file, path, identity), done);
@@ -299,6 +326,7 @@ static enum result finish_hdf5(struct requests_writer *writer, const struct requ
     TRY_GOTO(status, hdf5_put_int64(writer->file, "lines", input->lines), done);
     TRY_GOTO(status, hdf5_put_int64(writer->file, "blank_lines", input->blank_lines), done);
     TRY_GOTO(status, hdf5_put_int64(writer->file, "refused", header->failed), done);
+    TRY_GOTO(status, hdf5_put_int64(writer->file, "images", writer->image_count), done);
     status = hdf5_close(&writer->file, path);
 done:
     XXH3_freeState(identity);

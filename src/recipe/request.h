@@ -40,14 +40,23 @@ struct sampling {
     int32_t stop_count;
 };
 
+/* An image of a prompt. */
+struct request_image {
+    int64_t image;    /* which of the campaign's images */
+    int32_t position; /* where its span begins in the prompt */
+};
+
 struct request {
     int32_t file; /* index of the input file */
     int64_t line; /* 1-based line of that file, blank lines counted */
     struct text_piece custom_id;
     struct text_piece model; /* as the line spells it: answers repeat it */
     bool thinking; /* the answer begins with reasoning (thinking on, and no content prefix to go on from) */
-    const int32_t *token_ids;
+    const int32_t *token_ids; /* every position of an image's span has the image token's id */
     int32_t token_count;
+    const struct request_image *images; /* [image_count], in the order of their spans */
+    int32_t image_count;
+    int32_t image_tokens; /* of token_count: positions of images */
     struct sampling sampling;
 };
 
