@@ -211,6 +211,22 @@ void set_thinking(struct body_reader *reader, const struct thinking_fields *fiel
                                                                   : fields->effort;
 }
 
+bool check_reasoning(struct body_reader *reader, const char *field, bool has_tools) {
+    const struct message *missing = NULL;
+    if (!reader->conversation->thinking || !reader->policies->reject_missing_reasoning)
+        return true;
+    for (const struct message *message = reader->conversation->messages; message; message = message->next) {
+        if (message->role == ROLE_USER)
+            missing = NULL;
+        else if (message->role == ROLE_ASSISTANT && !message->has_reasoning && (has_tools || message->calls))
+            missing = missing ? missing : message;
+    }
+    return !missing || refuse_at(reader, CODE_MISSING, MEMBER_OF(NULL, field),
+                           "with thinking on, the reasoning of the assistant's messages after the last user "
+                           "message must be "
+                           "passed back");
+}
+
 /* ---- formats ---- */
 
 static bool says_json(struct text_piece text) {

@@ -111,6 +111,10 @@ bool read_effort(struct body_reader *reader, const struct place *parent, const s
     const char *key, struct thinking_fields *fields);
 void set_thinking(struct body_reader *reader, const struct thinking_fields *fields);
 
+/* By the policy that asks for it: after the last user message no reasoning may be missing, where there are
+ * tools or calls. `field` is what the message names. */
+bool check_reasoning(struct body_reader *reader, const char *field, bool has_tools);
+
 /* ---- tools ---- */
 
 /* "name", 1 to 128 of the characters a-z A-Z 0-9 _ - */
@@ -119,7 +123,7 @@ bool check_tool_name(struct body_reader *reader, const struct place *tool, struc
 bool settle_parameters(struct body_reader *reader, const struct place *parameters, struct tool *tool);
 /* No two tools have one name. */
 bool check_unique_names(struct body_reader *reader, const struct place *tools, const struct tool_list *list);
-/* Strict tools go with strict tools only. */
+/* For the toolkit, strict tools go with strict tools only. */
 bool check_strictness(struct body_reader *reader, const struct place *tools, const struct tool_list *list);
 /* Leaves only the tool of this name, which must be called. */
 bool choose_tool(struct body_reader *reader, struct text_piece name);
@@ -139,8 +143,8 @@ bool conversation_says_json(const struct conversation *conversation);
 bool settle_image(struct body_reader *reader, const struct place *place, struct image_reference *image);
 /* An http address. */
 bool settle_address(struct body_reader *reader, const struct place *place, struct image_reference *image);
-/* Blanks are skipped, "%41" stands for 'A', padding may be missing. */
-bool is_base64_text(struct text_piece text);
+/* Without blanks, and padded where it must be; more padding does no harm. */
+bool is_padded_base64(struct text_piece text);
 /* A data URL that holds a file, which must be an image. */
 bool settle_file(struct body_reader *reader, const struct place *place, struct image_reference *image);
 bool read_detail(struct body_reader *reader, const struct place *parent, const struct json *object,

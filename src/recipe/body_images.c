@@ -64,7 +64,25 @@ static bool is_base64_character(char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '+' || c == '/';
 }
 
-bool is_base64_text(struct text_piece text) {
+bool is_padded_base64(struct text_piece text) {
+    static const char alphabet[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    size_t characters = 0;
+    while (characters < text.bytes && is_base64_character(text.data[characters]))
+        characters++;
+    for (size_t i = characters; i < text.bytes; i++) {
+        if (text.data[i] != '=')
+            return false;
+    }
+    size_t rest = characters % 4;
+    if (rest == 0)
+        return true;
+    unsigned last = (unsigned)(strchr(alphabet, text.data[characters - 1]) - alphabet);
+    /* What the last character says beyond whole bytes must be nothing. */
+    return characters < text.bytes && rest != 1 && !(last & (rest == 2 ? 15u : 3u));
+}
+
+/* Blanks are skipped, "%41" stands for 'A', padding may be missing. */
+static bool is_base64_text(struct text_piece text) {
     size_t characters = 0, padding = 0;
     for (size_t i = 0; i < text.bytes; i++) {
         char c = text.data[i];

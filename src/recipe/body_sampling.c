@@ -241,6 +241,19 @@ static bool settle_choices(struct body_reader *reader, const struct json *value)
     return number == 1 || refuse_value_at(reader, MEMBER_OF(NULL, "n"), "1", value);
 }
 
+/* Strict tools that may be called do not go with a format. */
+static bool check_format(struct body_reader *reader) {
+    const struct conversation *conversation = reader->conversation;
+    if (conversation->format == FORMAT_TEXT || conversation->tool_choice == TOOL_CHOICE_NONE)
+        return true;
+    for (const struct tool *tool = conversation->tools.first; tool; tool = tool->next) {
+        if (is_true(tool->strict))
+            return refuse_at(reader, CODE_VALUE, MEMBER_OF(NULL, "tools"),
+                "strict tools do not go with a response format");
+    }
+    return true;
+}
+
 static bool settle_stream_options(struct body_reader *reader, const struct sampling_fields *fields) {
     return !fields->stream_options || (fields->stream && fields->stream->kind == JSON_TRUE) ||
            refuse_at(reader, CODE_VALUE, MEMBER_OF(NULL, "stream_options"), "needs stream to be true");
@@ -251,8 +264,8 @@ bool settle_sampling(struct body_reader *reader, enum request_kind kind, const s
     static const char penalty[] = "a number from -2 to 2";
     float ignored = 0;
     sampling->stream = fields->stream && fields->stream->kind == JSON_TRUE;
-    return settle_stops(reader, fields->stop, sampling) && settle_stream_options(reader, fields) &&
-           settle_choices(reader, fields->n) &&
+    return settle_stops(reader, fields->stop, sampling) && check_format(reader) &&
+           settle_stream_options(reader, fields) && settle_choices(reader, fields->n) &&
            settle_float(reader, fields->presence_penalty, penalty, -2, true, 2, &ignored) &&
            settle_float(reader, fields->frequency_penalty, penalty, -2, true, 2, &ignored) &&
            settle_temperature(reader, fields->temperature, sampling) &&

@@ -52,7 +52,7 @@ bool check_strictness(struct body_reader *reader, const struct place *tools, con
     size_t strict = 0;
     for (const struct tool *tool = list->first; tool; tool = tool->next)
         strict += is_true(tool->strict);
-    return !strict || strict == list->count ||
+    return !reader->toolkit || !strict || strict == list->count ||
            refuse_at(reader, CODE_VALUE, tools,
                "either all tools are strict or none: found %zu strict ones of %zu", strict, list->count);
 }

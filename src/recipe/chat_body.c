@@ -364,6 +364,7 @@ static bool add_message(struct body_reader *reader, const struct place *place, s
     int role = 0;
     if (!read_role(reader, place, value, &role))
         return false;
+    struct message *before = reader->conversation->last_message;
     struct message *message = conversation_add_message(reader->conversation, ROLE_MEANINGS[role]);
     if (message->role == ROLE_ASSISTANT)
         return add_assistant(reader, place, index, value, message, results);
@@ -374,7 +375,11 @@ static bool add_message(struct body_reader *reader, const struct place *place, s
         --*results;
         message->call_id = text_member(value, "tool_call_id");
     }
-    return add_content(reader, MEMBER_OF(place, "content"), json_member(value, "content"), message);
+    if (!add_content(reader, MEMBER_OF(place, "content"), json_member(value, "content"), message))
+        return false;
+    if (message->role == ROLE_SYSTEM && message_is_empty(message)) /* its neighbours are adjacent */
+        conversation_drop_last(reader->conversation, before);
+    return true;
 }
 
 static bool add_messages(struct chat_body *body) {
@@ -386,21 +391,6 @@ static bool add_messages(struct chat_body *body) {
     }
     return index ||
            refuse_at(body->reader, CODE_VALUE, place, "expected at least one message, found an empty array");
-}
-
-static bool check_reasoning(struct body_reader *reader) {
-    const struct place *place = MEMBER_OF(NULL, "messages");
-    size_t index = 0;
-    if (!reader->conversation->thinking || !reader->policies->reject_missing_reasoning)
-        return true;
-    for (const struct message *message = reader->conversation->messages; message;
-         message = message->next, index++) {
-        const struct place *at = ELEMENT_OF(place, index);
-        if (message->calls && !message->has_reasoning)
-            return refuse_at(reader, CODE_MISSING, MEMBER_OF(at, "reasoning_content"),
-                "with thinking on, the reasoning before tool calls must be passed back");
-    }
-    return true;
 }
 
 static bool check_prefix(struct chat_body *body) {
@@ -456,10 +446,13 @@ static bool add_tools(struct chat_body *body) {
             .parameters = optional_member(function, "parameters"),
             .strict = optional_member(function, "strict")};
         const struct place *element = ELEMENT_OF(place, index), *at = MEMBER_OF(element, "function");
-        if (!settle_parameters(reader, MEMBER_OF(at, "parameters"), &tool))
+        if (body->choice != TOOL_CHOICE_NONE &&
+            !settle_parameters(reader, MEMBER_OF(at, "parameters"), &tool))
             return false;
         tool_list_add(conversation, &conversation->tools, &tool);
     }
+    if (body->choice == TOOL_CHOICE_NONE) /* tools that cannot be called are not looked at */
+        return true;
     return check_unique_names(reader, place, &conversation->tools) &&
            check_strictness(reader, place, &conversation->tools);
 }
@@ -490,9 +483,9 @@ bool chat_body_read(
     if (!check_types(&body, object, sampling) || !check_model(reader, object))
         return false;
     set_thinking(reader, &body.thinking);
-    if (!check_tool_names(&body) || !add_messages(&body) || !check_reasoning(reader) ||
-        !check_prefix(&body) || !check_json_word(&body) || !add_tools(&body) ||
-        !set_format(&body, &constraint) || !set_choice(&body))
+    if (!check_tool_names(&body) || !add_messages(&body) ||
+        !check_reasoning(reader, "messages", body.tools && body.tools->count) || !check_prefix(&body) ||
+        !check_json_word(&body) || !add_tools(&body) || !set_format(&body, &constraint) || !set_choice(&body))
         return false;
     if (sampling && !settle_sampling(reader, KIND_CHAT, &body.sampling, sampling))
         return false;

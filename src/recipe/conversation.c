@@ -30,6 +30,15 @@ struct message *conversation_add_message(struct conversation *conversation, enum
     return message;
 }
 
+void conversation_drop_last(struct conversation *conversation, struct message *before) {
+    if (before)
+        before->next = NULL;
+    else
+        conversation->messages = NULL;
+    conversation->last_message = before;
+    conversation->message_count--;
+}
+
 static struct content_part *add_part(struct conversation *conversation, struct message *message) {
     struct content_part *part = arena_take(&conversation->arena, sizeof *part);
     if (message->last_part)

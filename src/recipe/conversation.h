@@ -116,6 +116,8 @@ void conversation_clear(struct conversation *conversation); /* keeps the memory 
 void conversation_free(struct conversation *conversation);
 
 struct message *conversation_add_message(struct conversation *conversation, enum message_role role);
+/* Takes back the message that was added last, `before` being the one before it (or NULL). */
+void conversation_drop_last(struct conversation *conversation, struct message *before);
 void message_add_text(struct conversation *conversation, struct message *message, struct text_piece text);
 void message_add_image(
     struct conversation *conversation, struct message *message, const struct image_reference *image);

@@ -115,12 +115,14 @@ static bool type_known_block(
     case BLOCK_IMAGE:
         return type_image(reader, place, block);
     case BLOCK_DOCUMENT:
-        return json_member(block, "source") ||
-               refuse_value_at(reader, MEMBER_OF(place, "source"), "an object", NULL);
+        return check_object(reader, MEMBER_OF(place, "source"), "an object", json_member(block, "source")) &&
+               read_optional_text(
+                   reader, MEMBER_OF(place, "source"), json_member(block, "source"), "media_type", &text);
     case BLOCK_TOOL_REFERENCE:
         return read_text(reader, place, block, "tool_name", &text);
     case BLOCK_THINKING:
-        return read_text(reader, place, block, "thinking", &text);
+        return read_text(reader, place, block, "thinking", &text) &&
+               read_optional_text(reader, place, block, "signature", &text);
     case BLOCK_TOOL_USE:
     case BLOCK_SERVER_TOOL_USE:
         return type_tool_use(reader, place, block);
@@ -129,7 +131,9 @@ static bool type_known_block(
     case BLOCK_TOOL_ADDITION:
         return type_tool_addition(reader, place, block);
     case BLOCK_SERVER_RESULT:
-        return read_text(reader, place, block, "tool_use_id", &text);
+        return read_text(reader, place, block, "tool_use_id", &text) &&
+               (json_member(block, "content") ||
+                   refuse_value_at(reader, MEMBER_OF(place, "content"), "an array", NULL));
     case BLOCK_REDACTED_THINKING:
     case BLOCK_KINDS:
         break;
@@ -191,8 +195,10 @@ static bool type_tool(struct body_reader *reader, const struct place *place, con
     struct text_piece text;
     if (!check_object(reader, place, "an object with name and input_schema", tool))
         return false;
-    if (json_member(tool, "type") && !read_text(reader, place, tool, "type", &text))
-        return false;
+    if (json_member(tool, "type")) /* a tool that a server runs needs nothing else */
+        return read_text(reader, place, tool, "type", &text) &&
+               (!text_equal(text, text_of("custom")) || reader->toolkit ||
+                   read_text(reader, place, tool, "name", &text));
     return read_text(reader, place, tool, "name", &text) &&
            read_optional_text(reader, place, tool, "description", &text) &&
            read_optional_flag(reader, place, tool, "defer_loading", &flag);
@@ -308,9 +314,11 @@ static bool add_tools(struct messages_body *body) {
     return true;
 }
 
-static bool settle_tools(struct body_reader *reader) {
+static bool settle_tools(struct body_reader *reader, bool callable) {
     struct tool_list *tools = &reader->conversation->tools;
     const struct place *place = MEMBER_OF(NULL, "tools");
+    if (!callable)
+        return true;
     for (struct tool *tool = tools->first; tool; tool = tool->next) {
         char name[64];
         copy_text(name, sizeof name, tool->name.data, tool->name.bytes);
@@ -325,7 +333,7 @@ static bool set_choice(struct messages_body *body) {
     struct body_reader *reader = body->reader;
     struct conversation *conversation = reader->conversation;
     conversation->tool_choice = body->choice == CHOICE_NONE ? TOOL_CHOICE_NONE : TOOL_CHOICE_AUTO;
-    if (body->choice == CHOICE_ANY && !conversation->thinking) /* with thinking on any is auto */
+    if (body->choice == CHOICE_ANY && !reader->toolkit) /* for the toolkit any is auto */
         conversation->tool_choice = TOOL_CHOICE_REQUIRED;
     if (body->choice == CHOICE_TOOL && conversation->tools.count && !choose_tool(reader, body->chosen))
         return false;
@@ -363,7 +371,7 @@ static bool add_image(struct body_reader *reader, const struct place *place, con
         buffer_append(&url, data.data, data.bytes);
         image.reference = arena_copy(&reader->conversation->arena, (struct text_piece){url.data, url.bytes});
         buffer_free(&url);
-        if (!is_base64_text(data))
+        if (reader->toolkit && !is_padded_base64(data))
             return refuse_at(reader, CODE_VALUE, at, "the base64 data is invalid");
     } else {
         image.reference = text_member(source, "url");
@@ -661,26 +669,15 @@ static bool add_messages(struct messages_body *body) {
     return check_pending(body, place);
 }
 
-static bool check_reasoning(struct body_reader *reader) {
-    if (!reader->conversation->thinking || !reader->policies->reject_missing_reasoning)
-        return true;
-    for (const struct message *message = reader->conversation->messages; message; message = message->next) {
-        if (message->calls && !message->has_reasoning)
-            return refuse_at(reader, CODE_MISSING, MEMBER_OF(NULL, "messages"),
-                "with thinking on, the thinking before the call \"%.*s\" must be passed back",
-                message->calls->id.bytes < 64 ? (int)message->calls->id.bytes : 64, message->calls->id.data);
-    }
-    return true;
-}
-
 bool messages_body_read(
     struct body_reader *reader, const struct json *object, struct toolkit_sampling *sampling) {
     struct messages_body body = {.reader = reader};
     if (!check_types(&body, object, sampling) || !check_model(reader, object))
         return false;
     set_thinking(reader, &body.thinking);
-    if (!add_tools(&body) || !add_messages(&body) || !check_reasoning(reader) || !settle_tools(reader) ||
-        !set_choice(&body))
+    if (!add_tools(&body) || !add_messages(&body) ||
+        !check_reasoning(reader, "messages", reader->conversation->tools.count > 0) ||
+        !settle_tools(reader, body.choice != CHOICE_NONE) || !set_choice(&body))
         return false;
     if (sampling && !settle_sampling(reader, KIND_MESSAGES, &body.sampling, sampling))
         return false;

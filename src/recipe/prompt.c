@@ -205,11 +205,6 @@ static void write_tool_lines(struct writing *writing, const struct tool_list *to
 }
 
 static void write_tools_text(struct writing *writing) {
-    const struct tool *tool = writing->conversation->tools.first;
-    while (tool && tool->deferred)
-        tool = tool->next;
-    if (!tool)
-        return;
     write_text(writing, PARAGRAPH);
     write_marked_text(writing, TOOLS_TEXT_OPENING);
     write_tool_lines(writing, &writing->conversation->tools, false);
@@ -448,17 +443,15 @@ static void order_results(struct arena *arena, struct placed *order, size_t coun
     }
 }
 
-/* Drops system messages that say nothing, puts an empty one first where a text of ours needs it, and orders
- * tool results. Returns the number of messages. */
+/* Puts an empty system message first where a text of ours needs one, and orders tool results. Returns the
+ * number of messages. */
 static size_t order_messages(struct writing *writing, struct placed **result) {
     struct conversation *conversation = writing->conversation;
     struct placed *order =
         arena_take(&conversation->arena, (conversation->message_count + 1) * sizeof *order);
     size_t count = 1; /* the first place is kept free */
-    for (const struct message *message = conversation->messages; message; message = message->next) {
-        if (message->role != ROLE_SYSTEM || !message_is_empty(message) || message->new_tools.count)
-            order[count++].message = message;
-    }
+    for (const struct message *message = conversation->messages; message; message = message->next)
+        order[count++].message = message;
     bool needs_system = writing->has_tools || conversation->format == FORMAT_JSON_OBJECT ||
                         conversation->format == FORMAT_JSON_SCHEMA;
     *result = order;

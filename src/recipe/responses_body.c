@@ -4,6 +4,9 @@
 #include "recipe/python_json.h" /* compact_json_append */
 #include "recipe/tools_text.h"  /* APPLY_PATCH_... */
 
+#include <stdio.h>  /* snprintf */
+#include <string.h> /* memcpy, memset */
+
 enum item_kind {
     ITEM_MESSAGE,
     ITEM_CALL,
@@ -86,7 +89,8 @@ static bool type_reasoning(struct body_reader *reader, const struct place *place
     const struct json *content;
     struct text_piece text;
     size_t index = 0;
-    if (!read_optional_array(reader, place, item, "content", &content))
+    if (!read_optional_text(reader, place, item, "encrypted_content", &text) ||
+        !read_optional_array(reader, place, item, "content", &content))
         return false;
     for (const struct json *part = content ? content->first : NULL; part; part = part->next, index++) {
         const struct place *element = ELEMENT_OF(at, index);
@@ -141,12 +145,6 @@ static bool type_call(
            read_optional_text(reader, place, item, "namespace", &text);
 }
 
-static bool type_output(struct body_reader *reader, const struct place *place, const struct json *item) {
-    struct text_piece text;
-    return read_text(reader, place, item, "call_id", &text) &&
-           check_content(reader, MEMBER_OF(place, "output"), json_member(item, "output"), type_output_part);
-}
-
 static enum item_kind item_kind(const struct json *item) {
     static const char *const words[] = {"message", "function_call", "function_call_output", "reasoning",
         "custom_tool_call", "custom_tool_call_output", "tool_search_call", "tool_search_output"};
@@ -158,6 +156,16 @@ static enum item_kind item_kind(const struct json *item) {
             return (enum item_kind)i;
     }
     return ITEM_OTHER;
+}
+
+/* A function's output may lack call_id, a custom tool's output itself. */
+static bool type_output(struct body_reader *reader, const struct place *place, const struct json *item) {
+    bool custom = item_kind(item) == ITEM_CUSTOM_OUTPUT;
+    struct text_piece text;
+    if (!(custom ? read_text : read_optional_text)(reader, place, item, "call_id", &text))
+        return false;
+    return (custom && !json_member(item, "output")) ||
+           check_content(reader, MEMBER_OF(place, "output"), json_member(item, "output"), type_output_part);
 }
 
 static bool type_item(struct body_reader *reader, const struct place *place, const struct json *item) {
@@ -223,8 +231,7 @@ static bool type_function(struct body_reader *reader, const struct place *place,
     struct text_piece text;
     return read_text(reader, place, tool, "name", &text) &&
            read_optional_text(reader, place, tool, "description", &text) &&
-           read_optional_flag(reader, place, tool, "strict", &flag) &&
-           read_optional_flag(reader, place, tool, "defer_loading", &flag);
+           read_optional_flag(reader, place, tool, "strict", &flag);
 }
 
 static bool type_namespace(struct body_reader *reader, const struct place *place, const struct json *tool) {
@@ -256,8 +263,9 @@ static bool type_tool(struct body_reader *reader, const struct place *place, con
         return false;
     switch (tool_kind(tool)) {
     case TOOL_FUNCTION:
-    case TOOL_CUSTOM:
         return type_function(reader, place, tool);
+    case TOOL_CUSTOM:
+        return read_text(reader, place, tool, "name", &text);
     case TOOL_NAMESPACE:
         return type_namespace(reader, place, tool);
     case TOOL_SEARCH:
@@ -396,7 +404,23 @@ static struct text_piece join_names(
     return (struct text_piece){joined, space.bytes + 2 + name.bytes};
 }
 
-static bool check_names(struct body_reader *reader, const struct place *place, const struct json *tools);
+static bool check_namespace(struct body_reader *reader, const struct place *place, const struct json *space) {
+    const struct json *tools = json_member(space, "tools");
+    const struct place *at = MEMBER_OF(place, "tools");
+    struct name_index names = name_index_create(&reader->conversation->arena, tools->count);
+    size_t index = 0;
+    for (const struct json *tool = tools->first; tool; tool = tool->next, index++) {
+        const struct place *element = ELEMENT_OF(at, index);
+        if (tool_kind(tool) == TOOL_CUSTOM)
+            return refuse_at(reader, CODE_UNSUPPORTED, element, "a custom tool cannot stand in a namespace");
+        if (!check_tool_name(reader, element, text_member(tool, "name")))
+            return false;
+        if (name_index_add(&names, text_member(tool, "name"), &names))
+            return refuse_at(reader, CODE_VALUE, element, "the name %s stands twice in the namespace",
+                json_excerpt(json_member(tool, "name")).text);
+    }
+    return true;
+}
 
 static bool check_name(struct body_reader *reader, const struct place *place, const struct json *tool) {
     struct text_piece name = text_member(tool, "name");
@@ -409,8 +433,7 @@ static bool check_name(struct body_reader *reader, const struct place *place, co
                    "the only custom tool is apply_patch, found %s",
                    json_excerpt(json_member(tool, "name")).text);
     case TOOL_NAMESPACE:
-        return check_tool_name(reader, place, name) &&
-               check_names(reader, MEMBER_OF(place, "tools"), json_member(tool, "tools"));
+        return check_tool_name(reader, place, name) && check_namespace(reader, place, tool);
     case TOOL_WEB_SEARCH:
         return !reader->policies->responses_reject_web_search ||
                refuse_at(reader, CODE_UNSUPPORTED, place, "tools that a server runs are not supported");
@@ -446,24 +469,47 @@ static void describe_tool(
     tool->description = join_descriptions(reader, text_member(space, "description"), tool->description);
 }
 
+/* The same name in two namespaces of one name gets a number behind. */
+static void number_name(struct body_reader *reader, struct name_index *names, struct tool *tool) {
+    struct text_piece name = tool->name;
+    for (int number = 1; name_index_add(names, tool->name, names); number++) {
+        char *numbered = arena_take(&reader->conversation->arena, name.bytes + 16);
+        memcpy(numbered, name.data, name.bytes);
+        int digits = snprintf(numbered + name.bytes, 16, "_%d", number);
+        tool->name = (struct text_piece){numbered, name.bytes + (size_t)digits};
+    }
+}
+
+static size_t count_tools(const struct json *tools) {
+    size_t count = 0;
+    for (const struct json *tool = tools ? tools->first : NULL; tool; tool = tool->next)
+        count += tool_kind(tool) == TOOL_NAMESPACE ? json_member(tool, "tools")->count : 1;
+    return count;
+}
+
+/* `names`: those of tools in namespaces. */
 static void list_tools(struct body_reader *reader, const struct json *tools, const struct json *space,
-    bool deferred, struct tool_list *list) {
+    bool deferred, struct name_index *names, struct tool_list *list) {
     for (const struct json *value = tools ? tools->first : NULL; value; value = value->next) {
         enum tool_kind kind = tool_kind(value);
         bool client_search = kind == TOOL_SEARCH && json_is_text(json_member(value, "execution"), "client");
         struct tool tool = {.deferred = deferred};
         if (kind == TOOL_NAMESPACE)
-            list_tools(reader, json_member(value, "tools"), value, deferred, list);
+            list_tools(reader, json_member(value, "tools"), value, deferred, names, list);
         if (kind != TOOL_FUNCTION && kind != TOOL_CUSTOM && !client_search)
             continue;
         describe_tool(reader, value, space, &tool);
+        if (space)
+            number_name(reader, names, &tool);
         tool_list_add(reader->conversation, list, &tool);
     }
 }
 
-static bool settle_tools(struct body_reader *reader) {
+static bool settle_tools(struct body_reader *reader, bool callable) {
     struct tool_list *tools = &reader->conversation->tools;
     const struct place *place = MEMBER_OF(NULL, "tools");
+    if (!callable)
+        return true;
     for (struct tool *tool = tools->first; tool; tool = tool->next) {
         char name[64];
         copy_text(name, sizeof name, tool->name.data, tool->name.bytes);
@@ -705,8 +751,13 @@ static bool add_found_tools(struct responses_body *body, const struct place *pla
     if (ok) {
         message_add_text(conversation, message,
             arena_copy(&conversation->arena, (struct text_piece){text.data, text.bytes}));
-        list_tools(body->reader, tools, NULL, true, &body->found);
-        list_tools(body->reader, tools, NULL, true, &conversation->tools);
+        struct name_index names = name_index_create(&conversation->arena, count_tools(tools));
+        struct tool_list found = {0};
+        list_tools(body->reader, tools, NULL, true, &names, &found);
+        for (const struct tool *tool = found.first; tool; tool = tool->next) {
+            tool_list_add(conversation, &body->found, tool);
+            tool_list_add(conversation, &conversation->tools, tool);
+        }
     }
     buffer_free(&text);
     return ok;
@@ -716,6 +767,10 @@ static bool add_output(
     struct responses_body *body, const struct place *place, const struct json *item, enum item_kind kind) {
     struct body_reader *reader = body->reader;
     struct text_piece id;
+    if (!optional_member(item, "call_id")) /* the output of no call in particular */
+        return close_turn(body, place) &&
+               add_content(reader, MEMBER_OF(place, "output"), json_member(item, "output"),
+                   conversation_add_message(reader->conversation, ROLE_TOOL));
     if (!read_call_id(reader, place, item, &id))
         return false;
     struct pending_call *call = name_index_find(&body->calls, id);
@@ -730,6 +785,8 @@ static bool add_output(
     body->open = NULL;
     struct message *message = conversation_add_message(reader->conversation, ROLE_TOOL);
     message->call_id = id;
+    if (kind == ITEM_CUSTOM_OUTPUT && !json_member(item, "output"))
+        return true;
     return kind == ITEM_SEARCH_OUTPUT
                ? add_found_tools(body, place, item, message)
                : add_content(reader, MEMBER_OF(place, "output"), json_member(item, "output"), message);
@@ -781,18 +838,6 @@ static bool add_input(struct responses_body *body) {
     return close_turn(body, place);
 }
 
-static bool check_reasoning(struct body_reader *reader) {
-    if (!reader->conversation->thinking || !reader->policies->reject_missing_reasoning)
-        return true;
-    for (const struct message *message = reader->conversation->messages; message; message = message->next) {
-        if (message->calls && !message->has_reasoning)
-            return refuse_at(reader, CODE_MISSING, MEMBER_OF(NULL, "input"),
-                "with thinking on, the reasoning before the call \"%.*s\" must be passed back",
-                message->calls->id.bytes < 64 ? (int)message->calls->id.bytes : 64, message->calls->id.data);
-    }
-    return true;
-}
-
 /* ---- settings ---- */
 
 static bool set_choice(struct responses_body *body) {
@@ -832,8 +877,10 @@ bool responses_body_read(
     set_thinking(reader, &body.thinking);
     if (!check_names(reader, MEMBER_OF(NULL, "tools"), body.tools) || !check_server_choice(&body))
         return false;
-    list_tools(reader, body.tools, NULL, false, &reader->conversation->tools);
-    if (!add_input(&body) || !check_reasoning(reader) || !settle_tools(reader) || !set_choice(&body) ||
+    struct name_index names = name_index_create(&reader->conversation->arena, count_tools(body.tools));
+    list_tools(reader, body.tools, NULL, false, &names, &reader->conversation->tools);
+    if (!add_input(&body) || !check_reasoning(reader, "input", reader->conversation->tools.count > 0) ||
+        !settle_tools(reader, body.choice != TOOL_CHOICE_NONE) || !set_choice(&body) ||
         !set_format(&body, &constraint))
         return false;
     if (sampling && !settle_sampling(reader, KIND_RESPONSES, &body.sampling, sampling))

@@ -96,10 +96,10 @@ static bool rebuild(struct body_reader *reader, const struct place *place, const
 
 static bool copy_string(struct building *building, const struct place *place, const struct json *schema) {
     return copy_description(building, place, schema) &&
-           copy_member(building, place, schema, "enum", is_text_array, "an array of strings") &&
            copy_member(building, place, schema, "pattern", is_text, "a string") &&
            copy_member(
-               building, place, schema, "format", is_known_format, "email, hostname, ipv4, ipv6 or uuid");
+               building, place, schema, "format", is_known_format, "email, hostname, ipv4, ipv6 or uuid") &&
+           copy_member(building, place, schema, "enum", is_text_array, "an array of strings");
 }
 
 static bool copy_numeric(
