@@ -65,6 +65,9 @@ static inline struct request test_request(int i) {
     static int32_t tokens[64], bias_ids[4], stop_ids[4];
     static float bias_values[4];
     static struct text_piece stops[4];
+    static struct request_image images[3];
+    for (int k = 0; k < 3; k++)
+        images[k] = (struct request_image){.image = i + k, .position = 4 * k + i};
     snprintf(id, sizeof id, "id-%d\xc3\xa9", i);
     snprintf(model, sizeof model, "model%d", i % 3);
     for (int t = 0; t < 64; t++)
@@ -81,7 +84,10 @@ static inline struct request test_request(int i) {
         .model = piece(model),
         .thinking = i % 2,
         .token_ids = tokens,
-        .token_count = i % 64};
+        .token_count = i % 64,
+        .images = images,
+        .image_count = i % 4 == 3 ? 0 : i % 4 + 1,
+        .image_tokens = 3 * (i % 4)};
     request.sampling = (struct sampling){.temperature = (float)i / 8,
         .top_p = 0.5f,
         .min_p = 0.25f,

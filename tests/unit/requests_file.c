@@ -41,6 +41,12 @@ static void assert_same_request(const struct request *found, int i) {
     assert_int_equal(found->thinking, expected.thinking);
     assert_int_equal(found->token_count, expected.token_count);
     assert_memory_equal(found->token_ids, expected.token_ids, (size_t)expected.token_count * 4);
+    assert_int_equal(found->image_tokens, expected.image_tokens);
+    assert_int_equal(found->image_count, expected.image_count);
+    for (int32_t k = 0; k < expected.image_count; k++) {
+        assert_int_equal(found->images[k].image, expected.images[k].image);
+        assert_int_equal(found->images[k].position, expected.images[k].position);
+    }
     assert_same_sampling(&found->sampling, &expected.sampling);
 }
 
@@ -79,6 +85,7 @@ static void round_trip(void **state) {
         assert_text(head.custom_id, expected.custom_id);
         assert_text(head.model, expected.model);
         assert_int_equal(head.top_logprobs, expected.sampling.top_logprobs);
+        assert_int_equal(head.image_tokens, expected.image_tokens);
     }
     for (int i = 8; i >= 0; i--) {
         struct request_error error;
@@ -90,6 +97,72 @@ static void round_trip(void **state) {
         assert_int_equal(error.param != NULL, i % 2);
     }
     assert_int_not_equal(requests_read(requests, COUNT, &request), OK);
+    requests_close(requests);
+    remove_folder(folder);
+}
+
+enum { IMAGE_MOST = 5 << 20, IMAGES = 12 };
+
+static uint8_t image_byte(int i, size_t b) {
+    return (uint8_t)(b * 13 + (size_t)i);
+}
+
+static size_t image_bytes(int i) {
+    return i % 4 == 2 ? IMAGE_MOST : 100 + (size_t)i;
+}
+
+static void make_images(const char *folder) {
+    static const char *const files[] = {"in.jsonl"};
+    struct requests_source source = {.files = files, .file_count = 1, .options = ""};
+    struct requests_writer *writer;
+    uint8_t *data = malloc(IMAGE_MOST);
+    assert_ok(requests_writer_create(folder, &test_provenance, &source, &writer));
+    for (int i = 0; i < IMAGES; i++) {
+        char hash[HASH_DIGITS + 1];
+        for (size_t b = 0; b < image_bytes(i); b++)
+            data[b] = image_byte(i, b);
+        hash_digits_128(data, image_bytes(i), hash);
+        struct campaign_image image = {.hash = hash,
+            .format = i % 2 ? "PNG" : "JPEG",
+            .low_detail = i % 3 == 0,
+            .rows = i + 1,
+            .columns = 2 * i + 1,
+            .tokens = 3 * i + 1,
+            .data = data,
+            .bytes = image_bytes(i)};
+        assert_ok(requests_writer_add_image(writer, &image));
+    }
+    free(data);
+    struct requests_input input = {.hash = "ffeeddccbbaa99887766554433221100", .lines = 1, .blank_lines = 1};
+    assert_ok(requests_writer_finish(writer, &input));
+}
+
+/* Images come back in any order; together they are more than one batch. */
+static void images(void **state) {
+    (void)state;
+    char *folder = make_folder();
+    make_images(folder);
+    struct requests *requests;
+    const int32_t *tokens;
+    assert_ok(requests_open(folder, &requests));
+    assert_int_equal(requests_image_count(requests), IMAGES);
+    assert_ok(requests_image_tokens(requests, &tokens));
+    struct campaign_image image;
+    for (int n = 0; n < 3 * IMAGES; n++) {
+        int i = n * 7 % IMAGES;
+        assert_int_equal(tokens[i], 3 * i + 1);
+        assert_ok(requests_read_image(requests, i, &image));
+        assert_string_equal(image.format, i % 2 ? "PNG" : "JPEG");
+        assert_int_equal(image.low_detail, i % 3 == 0);
+        assert_int_equal(image.rows, i + 1);
+        assert_int_equal(image.columns, 2 * i + 1);
+        assert_int_equal(image.tokens, 3 * i + 1);
+        assert_int_equal(image.bytes, image_bytes(i));
+        for (size_t b = 0; b < image.bytes; b += 97)
+            assert_int_equal(image.data[b], image_byte(i, b));
+    }
+    assert_fails(requests_read_image(requests, IMAGES, &image), ERROR_INTERNAL, "12 of 12");
+    assert_fails(requests_read_image(requests, -1, &image), ERROR_INTERNAL, "-1 of 12");
     requests_close(requests);
     remove_folder(folder);
 }
@@ -280,6 +353,7 @@ static void seen_texts(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(round_trip),
+        cmocka_unit_test(images),
         cmocka_unit_test(several_batches),
         cmocka_unit_test(nothing_in_it),
         cmocka_unit_test(identity),
