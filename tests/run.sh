@@ -65,9 +65,11 @@ build() {
     local name=$1 folder=$2 started=$SECONDS log
     shift 2
     log=$(mktemp)
-    if ! { cmake -S "$root" -B "$folder" "${common[@]}" "$@" && cmake --build "$folder" --parallel "$(nproc)"; } \
+    if ! { cmake -S "$root" -B "$folder" "${common[@]}" "$@" &&
+        cmake --build "$folder" --parallel "$(nproc)" -- -k 0; } \
         >"$log" 2>&1; then
-        grep --extended-regexp --after-context=12 'error|FAILED|Error' "$log" | head --lines=120 >&2 || true
+        grep --extended-regexp --after-context=6 ' error:|CMake Error|undefined reference' "$log" |
+            head --lines=120 >&2 || true
         tail --lines=10 "$log" >&2
         rm -f "$log"
         echo "tests/run.sh: the $name build failed" >&2

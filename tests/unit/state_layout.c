@@ -1,12 +1,13 @@
 /* Saved states at the published sizes: bytes a token, and the block layout's own arithmetic. */
 #include "model/internals.h"
 
-#include <cmocka.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdlib.h> /* free */
 #include <string.h> /* strncmp */
+
+#include <cmocka.h> /* needs the ones above */
 
 /* The published configuration's sizes that matter to key/value rows. */
 static struct model_config published(void) {
