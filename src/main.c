@@ -29,6 +29,7 @@ struct command {
 
 static const struct command commands[] = {
     {"ingest", command_ingest, "requests.jsonl -> a campaign: token ids, sampling, refused lines"},
+    {"vision", command_vision, "images -> embeddings (on ranks; only when requests show images)"},
     {"prefill", command_prefill, "prompts -> sequence states and first tokens (on ranks)"},
     {"decode", command_decode, "sequence states -> answers (on ranks)"},
     {"run", command_run, "prefill and decode in one launch (on ranks)"},

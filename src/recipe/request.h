@@ -7,15 +7,11 @@
 #define NOCTURNE_RECIPE_REQUEST_H
 
 #include "base/error.h"
+#include "recipe/text_piece.h"
 #include "recipe/tokenizer.h"
 
 #include <stdbool.h> /* bool */
 #include <stdint.h>  /* int32_t, int64_t */
-
-struct text_piece {
-    const char *data; /* UTF-8, not NUL-terminated */
-    size_t bytes;
-};
 
 /* What the line says of sampling, defaults filled in. */
 struct sampling {
@@ -51,8 +47,14 @@ struct request {
     int64_t line; /* 1-based line of that file, blank lines counted */
     struct text_piece custom_id;
     struct text_piece model; /* as the line spells it: answers repeat it */
+    enum request_kind kind;
     bool thinking; /* the answer begins with reasoning (thinking on, and no content prefix to go on from) */
-    const int32_t *token_ids; /* every position of an image's span has the image token's id */
+    enum start_stage start;
+    bool parse_tool_calls; /* tools may be called: the answer is looked through for calls */
+    bool json_output;      /* the content is one JSON value (response format json_object) */
+    enum constraint_kind constraint;
+    struct text_piece constraint_text; /* of a tool call's: a JSON array of the tools, as Chat has them */
+    const int32_t *token_ids;          /* every position of an image's span has the image token's id */
     int32_t token_count;
     const struct request_image *images; /* [image_count], in the order of their spans */
     int32_t image_count;
@@ -80,6 +82,8 @@ struct request_options {
     int32_t context;                /* the model's positions */
     bool strict;                    /* unknown body fields are a 400 for their line */
     int32_t default_max_tokens;     /* 0: the published toolkit's default */
+    bool toolkit; /* the published toolkit's own handling of options: what it forces and refuses */
+    bool images;  /* images may be shown: the caller places them (request_place_images) */
 };
 
 struct request_parser;
@@ -95,6 +99,16 @@ void request_parser_free(struct request_parser *parser);
  * for a bad line. */
 MUST_CHECK enum result request_parse(struct request_parser *parser, const char *line, size_t bytes,
     struct request *request, struct request_error *error, bool *accepted);
+
+/* The images that the request parsed last shows, in the order of their markers; valid until the next
+ * request_parse. Only with options.images. */
+const struct image_reference *request_images(const struct request_parser *parser, size_t *count);
+
+/* Gives each image its span: its marker in token_ids becomes tokens[i] times the image token, and images[i]
+ * is the campaign's index of it. Fills images, image_count and image_tokens, and settles the length of the
+ * answer anew. *accepted false: the prompt is too long now, and `error` says so. */
+MUST_CHECK enum result request_place_images(struct request_parser *parser, const int64_t *images,
+    const int32_t *tokens, struct request *request, struct request_error *error, bool *accepted);
 
 /* Unknown body fields ignored so far: "field=count" pairs joined by ", " ("" when none); for ingest's
  * summary. Valid until its next call. */
