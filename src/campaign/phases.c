@@ -1,4 +1,4 @@
-/* prefill, decode and run: from a campaign's requests, over ranks, to states and results.
+/* prefill, decode and run: from a campaign's requests (and the embeddings of their images), over ranks, to states and results.
  *
  * Rank 0 takes the campaign's lock, sweeps and reads what is done; all ranks then read requests and states
  * and write parts of their own. Each stage that may fail on one rank alone is agreed by all, so that nobody
@@ -9,8 +9,10 @@
 #include "base/log.h"
 #include "base/signals.h"
 #include "campaign/campaign.h"
+#include "campaign/embeddings.h"
 #include "campaign/files.h" /* struct vector */
 #include "campaign/launch.h"
+#include "campaign/phase_start.h"
 #include "campaign/progress.h"
 #include "campaign/requests.h"
 #include "campaign/results.h"
@@ -29,7 +31,8 @@ enum {
     DEFAULT_BATCH = 64,
     DEFAULT_STEP_TOKENS = 512,
     DEFAULT_PART_SECONDS = 30,
-    PART_BYTES = 128 << 20, /* a part is written when it holds this much */
+    PART_BYTES = 128 << 20,      /* a part is written when it holds this much */
+    KEPT_SPAN_BYTES = 256 << 20, /* most memory of embeddings that further requests may need */
 };
 
 struct phase_options {
@@ -47,14 +50,15 @@ struct phase {
     struct campaign *campaign;
     struct requests *requests;
     struct states *states;
+    struct embeddings *embeddings; /* NULL: no images, or not needed */
     struct results_writer *results_writer;
     struct states_writer *states_writer;
-    char identity[512];
+    char identity[IDENTITY_BYTES];
     struct buffer settings;
-    char *model_folder;                     /* absolute */
-    struct vector lists;                    /* memory of the next three */
-    uint8_t *has_result, *has_state, *todo; /* [total] */
-    int64_t total, done_before, todo_count, without_state;
+    char *model_folder;                                   /* absolute */
+    struct vector lists;                                  /* memory of the next four */
+    uint8_t *has_result, *has_state, *lacks_image, *todo; /* [total] */
+    int64_t total, done_before, todo_count, without_state, without_image;
     int64_t *share; /* indices of this rank's requests */
     int64_t share_count, next;
     int64_t lost_states;                /* of this rank: found damaged when they were read */
@@ -87,12 +91,43 @@ static enum result source_next(
     return OK;
 }
 
-/* Requests with images are refused at ingest. */
+/* Whether as many positions have the image token's id as the images have tokens. */
+static bool spans_agree(const struct phase *phase, const struct request *request) {
+    int32_t id = checkpoint_config(phase->launch.checkpoint)->image_token_id, positions = 0;
+    int64_t tokens = 0;
+    for (int32_t t = 0; t < request->token_count; t++)
+        positions += request->token_ids[t] == id;
+    for (int32_t i = 0; i < request->image_count; i++)
+        tokens += embeddings_tokens(phase->embeddings, request->images[i].image);
+    return positions == request->image_tokens && tokens == request->image_tokens;
+}
+
 static enum result source_embeddings(void *context, const struct request *request, float **rows) {
-    (void)context;
-    (void)request;
+    struct phase *phase = context;
+    size_t hidden = (size_t)checkpoint_config(phase->launch.checkpoint)->hidden_size;
     *rows = NULL;
-    return OK;
+    if (!request->image_count)
+        return OK;
+    if (!spans_agree(phase, request))
+        return fail(ERROR_INPUT,
+            "%s: the images of the request on line %lld and their embeddings differ in length: run 'nocturne "
+            "vision --restart'",
+            phase->options->campaign, (long long)request->line);
+    float *made = malloc((size_t)request->image_tokens * hidden * sizeof *made);
+    if (!made)
+        return fail(ERROR_MEMORY, "out of memory for %d embeddings", request->image_tokens);
+    float *at = made;
+    enum result status = OK;
+    for (int32_t i = 0; i < request->image_count && status == OK; i++) {
+        int64_t image = request->images[i].image;
+        status = embeddings_read(phase->embeddings, image, at);
+        at += (size_t)embeddings_tokens(phase->embeddings, image) * hidden;
+    }
+    if (status != OK)
+        free(made);
+    else
+        *rows = made;
+    return status;
 }
 
 static void source_release(void *context, struct request *request, struct state_record *state) {
@@ -153,25 +188,6 @@ static enum result agree(struct phase *phase, enum result own) {
     return ranks_agree(phase->launch.ranks.world, own);
 }
 
-static enum result open_campaign(struct phase *phase) {
-    const char *folder = phase->options->campaign;
-    TRY(agree(phase, is_first(phase) ? campaign_open(folder, CAMPAIGN_WORK, false, &phase->campaign) : OK));
-    TRY(agree(phase, is_first(phase) ? OK : campaign_open(folder, CAMPAIGN_READ, false, &phase->campaign)));
-    TRY(agree(phase, requests_open(folder, &phase->requests)));
-    phase->total = requests_count(phase->requests);
-    return OK;
-}
-
-static enum result find_model_folder(struct phase *phase) {
-    const char *folder =
-        phase->options->model ? phase->options->model : requests_model_folder(phase->requests);
-    phase->model_folder = realpath(folder, NULL);
-    if (!phase->model_folder)
-        return fail_errno(ERROR_INPUT,
-            "%s: cannot open the model's folder (if it has moved, say where with --model)", folder);
-    return OK;
-}
-
 /* All that tokens depend on, as words. */
 static void make_identity(struct phase *phase) {
     char tail[32] = "all-layers";
@@ -196,9 +212,26 @@ static void make_settings(struct phase *phase, const struct model_options *model
     buffer_append_text(line, "}");
 }
 
+/* Whether prompts are run, and some show images. */
+static bool needs_embeddings(const struct phase *phase) {
+    return phase->kind != ENGINE_DECODE && requests_image_count(phase->requests) > 0;
+}
+
+/* Embeddings are this phase's input: --restart drops them only when they can't be used. */
+static enum result sweep_embeddings(struct phase *phase) {
+    char identity[IDENTITY_BYTES];
+    vision_identity(&phase->launch, phase->requests, identity);
+    enum result status = campaign_sweep(phase->campaign, "vision", identity, false);
+    if (status == ERROR_CONFLICT && phase->options->restart)
+        status = campaign_sweep(phase->campaign, "vision", identity, true);
+    return status;
+}
+
 /* decode leaves the states alone: they are its input. */
 static enum result sweep(struct phase *phase) {
     bool restart = phase->options->restart;
+    if (needs_embeddings(phase))
+        TRY(sweep_embeddings(phase));
     TRY(campaign_sweep(phase->campaign, "prefill", phase->identity, restart && phase->kind != ENGINE_DECODE));
     return campaign_sweep(phase->campaign, "results", phase->identity, restart);
 }
@@ -211,23 +244,45 @@ static enum result read_done(struct phase *phase) {
 
 static enum result allocate_lists(struct phase *phase) {
     size_t size = (size_t)phase->total + 1;
-    TRY(vector_reserve(&phase->lists, 3 * size));
-    memset(phase->lists.data, 0, 3 * size);
+    TRY(vector_reserve(&phase->lists, 4 * size));
+    memset(phase->lists.data, 0, 4 * size);
     phase->has_result = phase->lists.data;
     phase->has_state = phase->has_result + size;
-    phase->todo = phase->has_state + size;
+    phase->lacks_image = phase->has_state + size;
+    phase->todo = phase->lacks_image + size;
+    return OK;
+}
+
+static enum result open_embeddings(struct phase *phase) {
+    if (!needs_embeddings(phase))
+        return OK;
+    return embeddings_open(phase->options->campaign, requests_image_count(phase->requests),
+        checkpoint_config(phase->launch.checkpoint)->hidden_size, KEPT_SPAN_BYTES, &phase->embeddings);
+}
+
+/* Which requests show an image that was not encoded yet. */
+static enum result find_lacking_images(struct phase *phase) {
+    for (int64_t i = 0; phase->embeddings && i < phase->total; i++) {
+        const int64_t *images;
+        size_t count;
+        TRY(requests_read_images(phase->requests, i, &images, &count));
+        for (size_t k = 0; k < count; k++)
+            phase->lacks_image[i] |= !embeddings_has(phase->embeddings, images[k]);
+    }
     return OK;
 }
 
 /* What is left to do: prefill makes missing states, decode takes those that are there, run goes from the
- * prompts. */
+ * prompts. Requests whose images have no embeddings yet are left out. */
 static void choose_requests(struct phase *phase) {
     for (int64_t i = 0; i < phase->total; i++) {
         bool done = phase->has_result[i] || (phase->kind == ENGINE_PREFILL && phase->has_state[i]);
         phase->done_before += done;
         bool lacks_state = phase->kind == ENGINE_DECODE && !done && !phase->has_state[i];
         phase->without_state += lacks_state;
-        phase->todo[i] = !done && !lacks_state;
+        bool lacks_image = !done && phase->lacks_image[i];
+        phase->without_image += lacks_image;
+        phase->todo[i] = !done && !lacks_state && !lacks_image;
         phase->todo_count += phase->todo[i];
     }
 }
@@ -244,10 +299,14 @@ static enum result find_work(struct phase *phase) {
     TRY(agree(phase, is_first(phase) ? sweep(phase) : OK));
     TRY(agree(phase, allocate_lists(phase)));
     TRY(agree(phase, is_first(phase) ? read_done(phase) : OK));
+    TRY(agree(phase, open_embeddings(phase)));
+    TRY(agree(phase, is_first(phase) ? find_lacking_images(phase) : OK));
     if (phase->total > 0) {
         TRY(group_broadcast(
             world, "start: requests with results", 0, phase->has_result, (size_t)phase->total));
         TRY(group_broadcast(world, "start: requests with states", 0, phase->has_state, (size_t)phase->total));
+        TRY(group_broadcast(
+            world, "start: requests without embeddings", 0, phase->lacks_image, (size_t)phase->total));
     }
     choose_requests(phase);
     return agree(phase, take_share(phase));
@@ -352,14 +411,21 @@ static enum result conclude(struct phase *phase, bool stopped) {
             "'nocturne prefill --campaign %s' to make the missing states, then decode again",
             phase->options->campaign, (long long)(phase->without_state + lost), (long long)phase->total,
             phase->options->campaign);
+    else if (phase->without_image > 0)
+        status = fail(ERROR_INPUT,
+            "%s: %lld of %lld requests show images that have no embeddings in vision/: run 'nocturne vision "
+            "--campaign %s' first, then the same command again",
+            phase->options->campaign, (long long)phase->without_image, (long long)phase->total,
+            phase->options->campaign);
     return agree(phase, status);
 }
 
 static enum result do_phase(struct phase *phase) {
     const struct phase_options *o = phase->options;
     TRY(launch_begin(&o->launch, &phase->launch));
-    TRY(open_campaign(phase));
-    TRY(agree(phase, find_model_folder(phase)));
+    TRY(phase_open_campaign(&phase->launch, o->campaign, &phase->campaign, &phase->requests));
+    phase->total = requests_count(phase->requests);
+    TRY(agree(phase, phase_model_folder(o->model, phase->requests, &phase->model_folder)));
     TRY(launch_open(&phase->launch, &o->launch, phase->model_folder, requests_fingerprint(phase->requests)));
     make_identity(phase);
     TRY(find_work(phase));
@@ -382,6 +448,7 @@ static enum result do_phase(struct phase *phase) {
 
 static void free_phase(struct phase *phase) {
     states_close(phase->states);
+    embeddings_close(phase->embeddings);
     results_writer_free(phase->results_writer);
     states_writer_free(phase->states_writer);
     requests_close(phase->requests);

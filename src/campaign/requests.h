@@ -85,6 +85,10 @@ struct request_head {
 MUST_CHECK enum result requests_read_head(
     struct requests *requests, int64_t index, struct request_head *head);
 
+/* The images that request `index` shows; valid until the next call. */
+MUST_CHECK enum result requests_read_images(
+    struct requests *requests, int64_t index, const int64_t **images, size_t *count);
+
 int64_t requests_image_count(const struct requests *requests);
 /* Tokens of each image [image count], for placement; owned by `requests`. */
 MUST_CHECK enum result requests_image_tokens(struct requests *requests, const int32_t **tokens);

@@ -40,7 +40,7 @@ struct requests {
     char *model_folder, *fingerprint, *input_hash, *options;
     int64_t seed;
     struct reader requests, refused, images;
-    struct block block, heads, errors, image;
+    struct block block, heads, errors, image, shown;
     struct table inputs;
     char **input_files; /* NUL-terminated, [input_file_count] */
     int32_t input_file_count;
@@ -327,6 +327,7 @@ enum result requests_open(const char *campaign_folder, struct requests **request
         done);
     TRY_GOTO(status, block_create(&made->block, &made->requests), done);
     TRY_GOTO(status, block_create(&made->heads, &made->requests), done);
+    TRY_GOTO(status, block_create(&made->shown, &made->requests), done);
     TRY_GOTO(status, block_create(&made->errors, &made->refused), done);
     TRY_GOTO(status, open_images(made), done);
     status = read_inputs(made);
@@ -345,6 +346,7 @@ void requests_close(struct requests *requests) {
     block_free(&requests->heads);
     block_free(&requests->errors);
     block_free(&requests->image);
+    block_free(&requests->shown);
     reader_close(&requests->requests);
     reader_close(&requests->refused);
     reader_close(&requests->images);
@@ -629,6 +631,15 @@ enum result requests_read_error(struct requests *requests, int64_t index, struct
 
 int64_t requests_image_count(const struct requests *requests) {
     return requests->images.records;
+}
+
+enum result requests_read_images(
+    struct requests *requests, int64_t index, const int64_t **images, size_t *count) {
+    static const bool wanted[REQUEST_COLUMNS] = {[REQUEST_IMAGES] = true, [REQUEST_IMAGE_OFFSETS] = true};
+    const struct reader *reader = &requests->requests;
+    TRY(block_seek(reader, requests->path, &requests->shown, wanted, REQUEST_IMAGE_OFFSETS, index));
+    *images = block_values(&requests->shown, reader, REQUEST_IMAGES, (uint64_t)index, count);
+    return OK;
 }
 
 enum result requests_image_tokens(struct requests *requests, const int32_t **image_tokens) {

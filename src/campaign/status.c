@@ -21,7 +21,7 @@ struct live {
 };
 
 struct campaign_status {
-    int64_t requests, refused, done, failed, waiting, prefilled;
+    int64_t requests, refused, done, failed, waiting, prefilled, images, encoded;
     int64_t prompt_tokens, generated_tokens;
     struct live live;
     const char *phase;
@@ -65,7 +65,7 @@ static void estimate(struct campaign_status *status) {
     else if (live->running)
         status->phase = *live->phase ? live->phase : "working";
     else
-        status->phase = status->prefilled || status->done ? "paused" : "ingested";
+        status->phase = status->encoded || status->prefilled || status->done ? "paused" : "ingested";
     if (!live->running || live->seconds <= 0)
         return;
     status->tokens_per_second = (double)live->tokens / live->seconds;
@@ -73,6 +73,22 @@ static void estimate(struct campaign_status *status) {
     status->requests_per_second = (double)finished / live->seconds;
     if (finished > 0 && left >= 0)
         status->eta = (double)left / status->requests_per_second;
+}
+
+static enum result count_images(
+    const char *folder, struct requests *requests, struct campaign_status *status) {
+    status->images = requests_image_count(requests);
+    if (!status->images)
+        return OK;
+    struct outcome_counts vision;
+    uint8_t *outcomes = malloc((size_t)status->images);
+    if (!outcomes)
+        return fail(ERROR_MEMORY, "out of memory for %lld images", (long long)status->images);
+    enum result outcome =
+        parts_outcomes(folder, "vision", requests_identity(requests), status->images, outcomes, &vision);
+    free(outcomes);
+    status->encoded = vision.done;
+    return outcome;
 }
 
 static enum result count(const char *folder, struct requests *requests, struct campaign_status *status) {
@@ -89,6 +105,7 @@ static enum result count(const char *folder, struct requests *requests, struct c
     free(outcomes);
     if (outcome != OK)
         return outcome;
+    TRY(count_images(folder, requests, status));
     status->prefilled = prefill.done;
     status->done = results.done;
     status->failed = results.failed + status->refused;
@@ -105,12 +122,13 @@ static void print_json(const char *folder, const struct campaign_status *status)
     buffer_printf(&text,
         ", \"phase\": \"%s\", \"running\": %s, \"total\": %lld, \"done\": %lld, \"failed\": %lld, "
         "\"waiting\": %lld, "
-        "\"requests\": %lld, \"refused\": %lld, \"prefilled\": %lld, \"prompt_tokens\": %lld, "
-        "\"generated_tokens\": %lld",
+        "\"requests\": %lld, \"refused\": %lld, \"images\": %lld, \"encoded\": %lld, "
+        "\"prefilled\": %lld, \"prompt_tokens\": %lld, \"generated_tokens\": %lld",
         status->phase, status->live.running ? "true" : "false", (long long)status->requests + status->refused,
         (long long)status->done, (long long)status->failed, (long long)status->waiting,
-        (long long)status->requests, (long long)status->refused, (long long)status->prefilled,
-        (long long)status->prompt_tokens, (long long)status->generated_tokens);
+        (long long)status->requests, (long long)status->refused, (long long)status->images,
+        (long long)status->encoded, (long long)status->prefilled, (long long)status->prompt_tokens,
+        (long long)status->generated_tokens);
     if (status->live.running) {
         buffer_append_text(&text, ", \"holder\": ");
         buffer_append_json_string(&text, status->live.holder, strlen(status->live.holder));
@@ -133,6 +151,8 @@ static void print_text(const char *folder, const struct campaign_status *status)
     printf("lines      %lld = %lld done + %lld failed (%lld of them refused by ingest) + %lld waiting\n",
         (long long)status->requests + status->refused, (long long)status->done, (long long)status->failed,
         (long long)status->refused, (long long)status->waiting);
+    if (status->images)
+        printf("images     %lld of %lld encoded\n", (long long)status->encoded, (long long)status->images);
     printf("prefilled  %lld of %lld requests\n", (long long)status->prefilled, (long long)status->requests);
     printf("tokens     %lld in prompts, %lld generated\n", (long long)status->prompt_tokens,
         (long long)status->generated_tokens);
