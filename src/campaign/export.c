@@ -38,6 +38,7 @@ enum { ANSWERED = -1 };
 struct need {
     uint8_t kind, stage; /* enum message_kind, enum reply_stage */
     bool thinking, tools, json, logprobs;
+    int32_t image_tokens;
 };
 
 /* What precedes each text in the spool. */
@@ -88,6 +89,7 @@ static enum result read_needs(struct export *export) {
             .stage = head.thinking ? REPLY_REASONING_START : REPLY_CONTENT_START,
             .thinking = head.thinking,
             .logprobs = head.top_logprobs >= 0,
+            .image_tokens = head.image_tokens,
         };
     }
     if (!export->total)
@@ -155,7 +157,8 @@ static enum result spool_answer(
         .thinking = need->thinking,
         .tools = need->tools,
         .json = need->json,
-        .logprobs = need->logprobs};
+        .logprobs = need->logprobs,
+        .image_tokens = need->image_tokens};
     struct request *whole = NULL;
     char id[HASH_DIGITS + 1];
     line_id(export, 'r', request, id);
