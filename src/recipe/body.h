@@ -13,8 +13,6 @@
 #include <stdbool.h> /* bool */
 #include <stdint.h>  /* int32_t */
 
-enum request_kind { KIND_CHAT, KIND_RESPONSES, KIND_MESSAGES };
-
 /* The options of the published toolkit's conversion, with its names' meanings. */
 struct toolkit_policies {
     bool default_thinking;                         /* when a body does not say */

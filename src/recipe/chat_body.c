@@ -377,7 +377,11 @@ static bool add_message(struct body_reader *reader, const struct place *place, s
     }
     if (!add_content(reader, MEMBER_OF(place, "content"), json_member(value, "content"), message))
         return false;
-    if (message->role == ROLE_SYSTEM && message_is_empty(message)) /* its neighbours are adjacent */
+    bool empty = message->role == ROLE_SYSTEM && message_is_empty(message);
+    /* Of reminders in a row the toolkit keeps the first. */
+    bool repeated =
+        reader->toolkit && message->role == ROLE_REMINDER && before && before->role == ROLE_REMINDER;
+    if (empty || repeated) /* its neighbours are adjacent */
         conversation_drop_last(reader->conversation, before);
     return true;
 }

@@ -14,6 +14,9 @@
 #include <stdbool.h> /* bool */
 #include <stdint.h>  /* int32_t */
 
+/* Which API a body belongs to: Chat Completions, Responses or Messages. */
+enum request_kind { KIND_CHAT, KIND_RESPONSES, KIND_MESSAGES };
+
 enum message_role { ROLE_SYSTEM, ROLE_USER, ROLE_ASSISTANT, ROLE_TOOL, ROLE_REMINDER };
 
 enum chat_effort { EFFORT_UNSPECIFIED, EFFORT_LOW, EFFORT_HIGH, EFFORT_XHIGH, EFFORT_MAX };

@@ -197,8 +197,9 @@ static bool type_tool(struct body_reader *reader, const struct place *place, con
         return false;
     if (json_member(tool, "type")) /* a tool that a server runs needs nothing else */
         return read_text(reader, place, tool, "type", &text) &&
-               (!text_equal(text, text_of("custom")) || reader->toolkit ||
-                   read_text(reader, place, tool, "name", &text));
+               (text_equal(text, text_of("custom")) && !reader->toolkit
+                       ? read_text(reader, place, tool, "name", &text)
+                       : read_optional_text(reader, place, tool, "name", &text));
     return read_text(reader, place, tool, "name", &text) &&
            read_optional_text(reader, place, tool, "description", &text) &&
            read_optional_flag(reader, place, tool, "defer_loading", &flag);

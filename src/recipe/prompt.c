@@ -88,6 +88,10 @@ void prompt_format_free(struct prompt_format *format) {
     free(format);
 }
 
+int32_t prompt_image_id(const struct prompt_format *format) {
+    return format->ids[IMAGE];
+}
+
 void prompt_free(struct prompt *prompt) {
     buffer_free(&prompt->text);
     free(prompt->markers);
@@ -294,15 +298,14 @@ static void write_system(struct writing *writing, const struct message *message,
     if (!first)
         write_marker(writing, SYSTEM);
     write_content(writing, message);
-    if (message->new_tools.count) {
+    if (first && writing->has_tools)
+        write_tools_text(writing);
+    if (first)
+        write_format_text(writing);
+    if (message->new_tools.count && writing->has_tools) {
         write_text(writing, NEW_TOOLS_OPENING);
         write_tool_lines(writing, &message->new_tools, true);
     }
-    if (!first)
-        return;
-    if (writing->has_tools)
-        write_tools_text(writing);
-    write_format_text(writing);
 }
 
 static bool is_user_side(const struct message *message) {
@@ -450,8 +453,12 @@ static size_t order_messages(struct writing *writing, struct placed **result) {
     struct placed *order =
         arena_take(&conversation->arena, (conversation->message_count + 1) * sizeof *order);
     size_t count = 1; /* the first place is kept free */
-    for (const struct message *message = conversation->messages; message; message = message->next)
+    for (const struct message *message = conversation->messages; message; message = message->next) {
+        /* New tools are told of only where tools can be called. */
+        if (message_is_empty(message) && message->new_tools.count && !writing->has_tools)
+            continue;
         order[count++].message = message;
+    }
     bool needs_system = writing->has_tools || conversation->format == FORMAT_JSON_OBJECT ||
                         conversation->format == FORMAT_JSON_SCHEMA;
     *result = order;

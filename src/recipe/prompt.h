@@ -34,6 +34,9 @@ struct prompt_format;
 MUST_CHECK enum result prompt_format_create(const struct tokenizer *tokenizer, struct prompt_format **format);
 void prompt_format_free(struct prompt_format *format);
 
+/* The image token's id, or -1. */
+int32_t prompt_image_id(const struct prompt_format *format);
+
 /* Fills text and markers. A marker the tokenizer lacks stays plain text. Every image of the conversation is
  * one marker, in order. Takes memory from the conversation's arena. */
 MUST_CHECK enum result prompt_render(

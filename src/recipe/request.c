@@ -1,20 +1,20 @@
 #include "recipe/request.h"
 
 #include "base/json.h"
-#include "recipe/chat.h"    /* struct chat_format */
+#include "recipe/body.h"    /* struct body_reader */
+#include "recipe/prompt.h"  /* struct prompt_format */
 #include "recipe/refusal.h" /* refuse, refuse_value */
 
-#include <stdio.h>   /* snprintf */
-#include <stdlib.h>  /* calloc, realloc, free */
-#include <string.h>  /* memcmp, strlen */
-#include <strings.h> /* strncasecmp */
+#include <stdio.h>  /* snprintf */
+#include <stdlib.h> /* calloc, realloc, free */
+#include <string.h> /* memcmp, strlen */
 
 enum {
     CHOICES_MOST = 128,
     STOPS_MOST = 16,
     TOP_LOGPROBS_MOST = 20,
-    MAX_TOKENS_MOST = 393216, /* the published bound */
-    MAX_TOKENS_PLAIN = 8192,  /* the published defaults: thinking off, on, and with effort max */
+    MAX_TOKENS_MOST = MAX_TOKENS_BOUND,
+    MAX_TOKENS_PLAIN = 8192, /* the published defaults: thinking off, on, and with effort max */
     MAX_TOKENS_THINKING = 65536,
     MAX_TOKENS_MAX_EFFORT = 131072,
     IGNORED_NAMES_MOST = 32, /* names counted one by one; the rest together */
@@ -22,7 +22,7 @@ enum {
     STATUS_NOT_FOUND = 404,
 };
 
-#define ENDPOINT "/v1/chat/completions"
+#define UNSUPPORTED "is not supported by this version; leave it out"
 #define INVALID_REQUEST "invalid_request_error"
 #define OTHER_FIELDS "(others)"
 
@@ -35,9 +35,15 @@ struct ignored_field {
 struct request_parser {
     struct request_options options;
     int32_t vocabulary; /* ids are below */
-    struct chat_format *format;
+    struct prompt_format *format;
     struct json_document *document;
-    struct chat_prompt prompt;
+    struct conversation conversation;
+    struct prompt prompt;
+    struct token_list spans;      /* token_ids with the images' spans */
+    struct request_image *images; /* [image_capacity] */
+    size_t image_capacity;
+    int32_t asked_tokens; /* of the line parsed last: the answer's, 0 when not given */
+    const char *asked_field;
     struct refusal refusal;
     struct ignored_field ignored[IGNORED_NAMES_MOST + 1]; /* the last one counts all other names */
     int ignored_count;
@@ -56,6 +62,7 @@ struct reading {
     struct request_parser *parser;
     struct sampling *sampling;
     struct refusal *refusal;
+    enum request_kind kind;
     bool logprobs;
     int32_t max_tokens, max_completion_tokens, top_logprobs; /* -1: not given */
     enum result trouble;                                     /* not the line's fault: no memory */
@@ -142,6 +149,15 @@ static bool read_max_tokens(struct reading *reading, const struct json *value) {
         reading, value, "an integer from 1 to 393216", 1, MAX_TOKENS_MOST, &reading->max_tokens);
 }
 
+/* What is above the bound is lowered to it. */
+static bool read_messages_max_tokens(struct reading *reading, const struct json *value) {
+    uint64_t wide;
+    if (!json_uint64(value, &wide) || !wide)
+        return refuse_value(reading->refusal, value->key, "an integer of at least 1", value);
+    reading->max_tokens = wide < MAX_TOKENS_MOST ? (int32_t)wide : MAX_TOKENS_MOST;
+    return true;
+}
+
 static bool read_max_completion_tokens(struct reading *reading, const struct json *value) {
     return read_integer(
         reading, value, "an integer from 1 to 393216", 1, MAX_TOKENS_MOST, &reading->max_completion_tokens);
@@ -152,6 +168,8 @@ static bool read_logprobs(struct reading *reading, const struct json *value) {
 }
 
 static bool read_top_logprobs(struct reading *reading, const struct json *value) {
+    if (reading->kind == KIND_RESPONSES)
+        reading->logprobs = true;
     return read_integer(
         reading, value, "an integer from 0 to 20", 0, TOP_LOGPROBS_MOST, &reading->top_logprobs);
 }
@@ -179,23 +197,34 @@ static bool add_stop(struct reading *reading, const struct json *stop, const cha
     return true;
 }
 
+static bool read_stop_list(struct reading *reading, const struct json *value) {
+    reading->sampling->stop_count = 0;
+    if (value->kind != JSON_ARRAY)
+        return refuse_value(reading->refusal, value->key, "an array of 1 to 16 strings", value);
+    if (!value->count || value->count > STOPS_MOST)
+        return refuse(
+            reading->refusal, CODE_VALUE, value->key, "expected 1 to 16 strings, found %zu", value->count);
+    int index = 0;
+    for (const struct json *stop = value->first; stop; stop = stop->next, index++) {
+        char param[32];
+        snprintf(param, sizeof param, "%s[%d]", value->key, index);
+        if (!add_stop(reading, stop, param))
+            return false;
+    }
+    return true;
+}
+
 static bool read_stop(struct reading *reading, const struct json *value) {
     reading->sampling->stop_count = 0;
     if (value->kind == JSON_STRING)
         return add_stop(reading, value, "stop");
     if (value->kind != JSON_ARRAY)
         return refuse_value(reading->refusal, "stop", "a string or an array of 1 to 16 strings", value);
-    if (!value->count || value->count > STOPS_MOST)
-        return refuse(
-            reading->refusal, CODE_VALUE, "stop", "expected 1 to 16 strings, found %zu", value->count);
-    int index = 0;
-    for (const struct json *stop = value->first; stop; stop = stop->next, index++) {
-        char param[32];
-        snprintf(param, sizeof param, "stop[%d]", index);
-        if (!add_stop(reading, stop, param))
-            return false;
-    }
-    return true;
+    return read_stop_list(reading, value);
+}
+
+static bool read_unsupported(struct reading *reading, const struct json *value) {
+    return refuse(reading->refusal, CODE_UNSUPPORTED, value->key, UNSUPPORTED);
 }
 
 /* Makes room for `count` elements; what was there is lost. */
@@ -292,55 +321,78 @@ static bool read_logit_bias(struct reading *reading, const struct json *value) {
     return true;
 }
 
+enum { IN_CHAT = 1, IN_RESPONSES = 2, IN_MESSAGES = 4, IN_ALL = 7 };
+
 struct field {
     const char *name;
+    unsigned kinds;                                                  /* of bodies that have it */
     bool (*read)(struct reading *reading, const struct json *value); /* NULL: read elsewhere, or harmless */
 };
 
 static const struct field FIELDS[] = {
-    {"model", NULL}, /* checked before all others */
-    /* Read by the chat format. */
-    {"messages", NULL},
-    {"thinking", NULL},
-    {"reasoning_effort", NULL},
-    {"tools", NULL},
-    {"tool_choice", NULL},
-    {"response_format", NULL},
-    {"temperature", read_temperature},
-    {"top_p", read_top_p},
-    {"max_tokens", read_max_tokens},
-    {"max_completion_tokens", read_max_completion_tokens},
-    {"stop", read_stop},
-    {"seed", read_seed},
-    {"n", read_choices},
-    {"logprobs", read_logprobs},
-    {"top_logprobs", read_top_logprobs},
-    {"presence_penalty", read_presence_penalty},
-    {"frequency_penalty", read_frequency_penalty},
-    {"logit_bias", read_logit_bias},
-    {"stream", read_stream},
+    {"model", IN_ALL, NULL}, /* checked before all others */
+    /* Read by the readers of bodies. */
+    {"messages", IN_CHAT | IN_MESSAGES, NULL},
+    {"input", IN_RESPONSES, NULL},
+    {"instructions", IN_RESPONSES, NULL},
+    {"system", IN_MESSAGES, NULL},
+    {"thinking", IN_CHAT | IN_MESSAGES, NULL},
+    {"reasoning_effort", IN_CHAT, NULL},
+    {"reasoning", IN_RESPONSES, NULL},
+    {"output_config", IN_MESSAGES, NULL},
+    {"tools", IN_ALL, NULL},
+    {"tool_choice", IN_ALL, NULL},
+    {"response_format", IN_CHAT, NULL},
+    {"text", IN_RESPONSES, NULL},
+    {"temperature", IN_ALL, read_temperature},
+    {"top_p", IN_ALL, read_top_p},
+    {"max_tokens", IN_CHAT, read_max_tokens},
+    {"max_tokens", IN_MESSAGES, read_messages_max_tokens},
+    {"max_completion_tokens", IN_CHAT, read_max_completion_tokens},
+    {"max_output_tokens", IN_RESPONSES, read_max_tokens},
+    {"stop", IN_CHAT, read_stop},
+    {"stop_sequences", IN_MESSAGES, read_stop_list},
+    {"seed", IN_ALL, read_seed},
+    {"n", IN_CHAT, read_choices},
+    {"logprobs", IN_CHAT, read_logprobs},
+    {"top_logprobs", IN_CHAT | IN_RESPONSES, read_top_logprobs},
+    {"presence_penalty", IN_CHAT, read_presence_penalty},
+    {"frequency_penalty", IN_CHAT, read_frequency_penalty},
+    {"logit_bias", IN_ALL, read_logit_bias},
+    {"stream", IN_ALL, read_stream},
+    {"functions", IN_CHAT, read_unsupported},
+    {"function_call", IN_CHAT, read_unsupported},
+    {"audio", IN_CHAT, read_unsupported},
+    {"web_search_options", IN_CHAT, read_unsupported},
+    {"previous_response_id", IN_RESPONSES, read_unsupported},
+    {"conversation", IN_RESPONSES, read_unsupported},
+    {"mcp_servers", IN_MESSAGES, NULL},
     /* Extensions. */
-    {"top_k", read_top_k},
-    {"min_p", read_min_p},
-    {"stop_token_ids", read_stop_ids},
-    {"ignore_eos", read_ignore_eos},
+    {"top_k", IN_ALL, read_top_k},
+    {"min_p", IN_ALL, read_min_p},
+    {"stop_token_ids", IN_ALL, read_stop_ids},
+    {"ignore_eos", IN_ALL, read_ignore_eos},
     /* Without a meaning for an answer's text. */
-    {"user", NULL},
-    {"user_id", NULL},
-    {"metadata", NULL},
-    {"store", NULL},
-    {"service_tier", NULL},
-    {"parallel_tool_calls", NULL},
-    {"stream_options", NULL},
-    {"prediction", NULL},
-    {"safety_identifier", NULL},
-    {"prompt_cache_key", NULL},
-    {"prompt_cache_retention", NULL},
+    {"user", IN_CHAT | IN_RESPONSES, NULL},
+    {"user_id", IN_CHAT, NULL},
+    {"metadata", IN_ALL, NULL},
+    {"store", IN_CHAT | IN_RESPONSES, NULL},
+    {"service_tier", IN_ALL, NULL},
+    {"parallel_tool_calls", IN_CHAT | IN_RESPONSES, NULL},
+    {"stream_options", IN_CHAT | IN_RESPONSES, NULL},
+    {"prediction", IN_CHAT, NULL},
+    {"safety_identifier", IN_CHAT | IN_RESPONSES, NULL},
+    {"prompt_cache_key", IN_CHAT | IN_RESPONSES, NULL},
+    {"prompt_cache_retention", IN_CHAT | IN_RESPONSES, NULL},
+    {"include", IN_RESPONSES, NULL},
+    {"truncation", IN_RESPONSES, NULL},
+    {"background", IN_RESPONSES, NULL},
+    {"cache_control", IN_MESSAGES, NULL},
 };
 
-static const struct field *find_field(const struct json *member) {
+static const struct field *find_field(enum request_kind kind, const struct json *member) {
     for (size_t i = 0; i < sizeof FIELDS / sizeof FIELDS[0]; i++) {
-        if (strlen(FIELDS[i].name) == member->key_bytes &&
+        if (FIELDS[i].kinds & 1u << kind && strlen(FIELDS[i].name) == member->key_bytes &&
             !memcmp(FIELDS[i].name, member->key, member->key_bytes))
             return &FIELDS[i];
     }
@@ -380,10 +432,11 @@ static bool read_fields(struct reading *reading, const struct json *body) {
     for (const struct json *member = body->first; member; member = member->next) {
         if (member->kind == JSON_NULL) /* the same as absent */
             continue;
-        const struct field *field = find_field(member);
+        const struct field *field = find_field(reading->kind, member);
         if (!field && !read_unknown(reading, member))
             return false;
-        if (field && field->read && !field->read(reading, member))
+        /* The toolkit's own fields are read by its rules, and it knows no others. */
+        if (field && field->read && !reading->parser->options.toolkit && !field->read(reading, member))
             return false;
     }
     if (reading->top_logprobs >= 0 && !reading->logprobs)
@@ -399,22 +452,21 @@ static bool read_fields(struct reading *reading, const struct json *body) {
 static int32_t default_max_tokens(const struct request_parser *parser) {
     if (parser->options.default_max_tokens)
         return parser->options.default_max_tokens;
-    if (!parser->prompt.thinking)
+    if (!parser->conversation.thinking)
         return MAX_TOKENS_PLAIN;
-    return parser->prompt.effort == EFFORT_MAX ? MAX_TOKENS_MAX_EFFORT : MAX_TOKENS_THINKING;
+    return parser->conversation.effort == EFFORT_MAX ? MAX_TOKENS_MAX_EFFORT : MAX_TOKENS_THINKING;
 }
 
-static bool fit_context(struct reading *reading) {
-    const struct request_parser *parser = reading->parser;
-    size_t context = (size_t)parser->options.context, prompt = parser->prompt.ids.count;
-    bool completion = reading->max_completion_tokens >= 0;
-    int32_t given = completion ? reading->max_completion_tokens : reading->max_tokens;
-    size_t asked = given > 0 ? (size_t)given : 0;
+/* Sets the answer's bound from what the line asked for and what the context leaves. */
+static bool fit_context(
+    const struct request_parser *parser, size_t prompt, struct refusal *refusal, int32_t *max_tokens) {
+    size_t context = (size_t)parser->options.context, asked = (size_t)parser->asked_tokens;
     if (prompt + asked > context) {
-        struct refusal *refusal = reading->refusal;
-        const char *param = !asked || prompt > context ? "messages"
-                            : completion               ? "max_completion_tokens"
-                                                       : "max_tokens";
+        const char *conversation =
+            parser->asked_field[0] == 'm' && parser->asked_field[1] == 'a' && parser->asked_field[4] == 'o'
+                ? "input"
+                : "messages";
+        const char *param = !asked || prompt > context ? conversation : parser->asked_field;
         refusal->code = "context_length_exceeded";
         snprintf(refusal->param, sizeof refusal->param, "%s", param);
         snprintf(refusal->message, sizeof refusal->message,
@@ -426,44 +478,47 @@ static bool fit_context(struct reading *reading) {
     }
     size_t room = context > prompt ? context - prompt : 1;
     size_t tokens = asked ? asked : (size_t)default_max_tokens(parser);
-    reading->sampling->max_tokens = (int32_t)(tokens < room ? tokens : room);
+    *max_tokens = (int32_t)(tokens < room ? tokens : room);
     return true;
 }
 
 /* ---- the line ---- */
 
-static bool is_accepted_model(const struct request_options *options, const struct json *model) {
-    for (const char *const *name = options->model_names; *name; name++) {
-        if (strlen(*name) == model->bytes && !strncasecmp(*name, model->text, model->bytes))
-            return true;
+/* What this version's engine cannot honour yet is refused by name. */
+static bool check_supported(struct request_parser *parser, enum request_kind kind) {
+    const struct conversation *conversation = &parser->conversation;
+    if (conversation->constraint == CONSTRAINT_JSON || conversation->constraint == CONSTRAINT_REGEX)
+        return refuse(&parser->refusal, CODE_UNSUPPORTED,
+            kind == KIND_CHAT ? "response_format" : "text.format",
+            "answers held to a format are not supported by this version; leave it out");
+    if (conversation->constraint == CONSTRAINT_TOOL_CALL_REQUIRED)
+        return refuse(&parser->refusal, CODE_UNSUPPORTED, "tool_choice",
+            "a required call is not supported by this version; let it be auto");
+    if (conversation->image_count && !parser->options.images) {
+        char param[sizeof parser->refusal.param];
+        copy_text(param, sizeof param, conversation->images[0].path.data, conversation->images[0].path.bytes);
+        return refuse(&parser->refusal, CODE_UNSUPPORTED, param, "images are not supported by this version");
     }
-    return false;
-}
-
-/* *status is 404 for a name that is not the model's. */
-static bool read_model(
-    struct request_parser *parser, const struct json *body, int32_t *status, struct request *request) {
-    const struct json *model = json_member(body, "model");
-    if (!model || model->kind != JSON_STRING)
-        return refuse_value(&parser->refusal, "model", "the model's name", model);
-    if (!is_accepted_model(&parser->options, model)) {
-        *status = STATUS_NOT_FOUND;
-        return refuse(&parser->refusal, "model_not_found", "model",
-            "the model %s does not exist here: this campaign runs \"%s\"", json_excerpt(model).text,
-            parser->options.model_names[0] ? parser->options.model_names[0] : "");
-    }
-    request->model = (struct text_piece){.data = model->text, .bytes = model->bytes};
     return true;
 }
 
 /* The line's own fields, besides custom_id. */
-static bool read_envelope(struct request_parser *parser, const struct json *line, const struct json **body) {
+static bool read_envelope(struct request_parser *parser, const struct json *line, const struct json **body,
+    enum request_kind *kind) {
+    static const char *const endpoints[] = {[KIND_CHAT] = "/v1/chat/completions",
+        [KIND_RESPONSES] = "/v1/responses",
+        [KIND_MESSAGES] = "/v1/messages"};
     const struct json *method = json_member(line, "method"), *url = json_member(line, "url");
+    int known = 0;
     *body = json_member(line, "body");
     if (!json_is_text(method, "POST"))
         return refuse_value(&parser->refusal, "method", "\"POST\"", method);
-    if (!json_is_text(url, ENDPOINT))
-        return refuse_value(&parser->refusal, "url", "\"" ENDPOINT "\"", url);
+    while (known <= KIND_MESSAGES && !json_is_text(url, endpoints[known]))
+        known++;
+    if (known > KIND_MESSAGES)
+        return refuse_value(
+            &parser->refusal, "url", "/v1/chat/completions, /v1/responses or /v1/messages", url);
+    *kind = (enum request_kind)known;
     if (!*body || (*body)->kind != JSON_OBJECT)
         return refuse_value(&parser->refusal, "body", "an object", *body);
     return true;
@@ -478,32 +533,104 @@ static bool read_custom_id(
     return true;
 }
 
+/* The toolkit's sampling, as the engine takes it. */
+static void take_toolkit_sampling(
+    struct reading *reading, const struct toolkit_sampling *from, struct sampling *sampling) {
+    struct request_parser *parser = reading->parser;
+    sampling->temperature = from->temperature;
+    sampling->top_p = from->top_p;
+    sampling->has_seed = from->has_seed;
+    sampling->seed = from->seed;
+    sampling->top_logprobs = !from->logprobs ? -1 : from->top_logprobs < 0 ? 0 : from->top_logprobs;
+    sampling->stop_count = (int32_t)from->stop_count;
+    if (from->stop_count)
+        memcpy(parser->stops, from->stops, from->stop_count * sizeof *parser->stops);
+    reading->max_tokens = (int32_t)from->max_tokens;
+    reading->max_completion_tokens = -1;
+}
+
+static bool read_conversation(struct reading *reading, const struct json *body, struct sampling *sampling) {
+    struct request_parser *parser = reading->parser;
+    struct body_reader reader = {.conversation = &parser->conversation,
+        .refusal = &parser->refusal,
+        .policies = &TOOLKIT_DEFAULTS,
+        .model_names = parser->options.model_names,
+        .toolkit = parser->options.toolkit};
+    static bool (*const readers[])(struct body_reader *, const struct json *, struct toolkit_sampling *) = {
+        [KIND_CHAT] = chat_body_read,
+        [KIND_RESPONSES] = responses_body_read,
+        [KIND_MESSAGES] = messages_body_read};
+    struct toolkit_sampling toolkit;
+    if (!readers[reading->kind](&reader, body, parser->options.toolkit ? &toolkit : NULL))
+        return false;
+    if (parser->options.toolkit)
+        take_toolkit_sampling(reading, &toolkit, sampling);
+    return true;
+}
+
+static bool read_model(struct request_parser *parser, const struct json *body, struct text_piece *name) {
+    const struct json *model = json_member(body, "model");
+    struct body_reader reader = {.refusal = &parser->refusal, .model_names = parser->options.model_names};
+    if (!model || model->kind != JSON_STRING)
+        return refuse_value(&parser->refusal, "model", "the model's name", model);
+    *name = (struct text_piece){.data = model->text, .bytes = model->bytes};
+    return check_model(&reader, body);
+}
+
+static void describe_answer(const struct request_parser *parser, struct request *request) {
+    const struct conversation *conversation = &parser->conversation;
+    const struct buffer *text = &conversation->constraint_text;
+    request->start = conversation->start;
+    request->thinking = request->start == START_REASONING || request->start == START_REASONING_CONTINUATION;
+    request->parse_tool_calls = conversation->parse_tool_calls;
+    request->json_output = conversation->json_output;
+    request->constraint = conversation->constraint;
+    request->constraint_text = (struct text_piece){text->data ? text->data : "", text->bytes};
+    request->token_ids = parser->prompt.ids.ids;
+    request->token_count = (int32_t)parser->prompt.ids.count;
+}
+
+static void note_length(const struct reading *reading) {
+    static const char *const fields[] = {
+        [KIND_CHAT] = "max_tokens", [KIND_RESPONSES] = "max_output_tokens", [KIND_MESSAGES] = "max_tokens"};
+    bool completion = reading->max_completion_tokens >= 0;
+    int32_t given = completion ? reading->max_completion_tokens : reading->max_tokens;
+    reading->parser->asked_tokens = given > 0 ? given : 0;
+    reading->parser->asked_field = completion ? "max_completion_tokens" : fields[reading->kind];
+}
+
 static enum result read_body(
     struct request_parser *parser, const struct json *body, struct request *request, bool *accepted) {
-    request->sampling = (struct sampling){.temperature = 1, .top_p = 1, .choices = 1, .stops = parser->stops};
+    request->sampling = (struct sampling){
+        .temperature = 1, .top_p = 1, .choices = 1, .top_logprobs = -1, .stops = parser->stops};
     struct reading reading = {
         .parser = parser,
         .sampling = &request->sampling,
         .refusal = &parser->refusal,
+        .kind = request->kind,
         .max_tokens = -1,
         .max_completion_tokens = -1,
         .top_logprobs = -1,
     };
+    conversation_clear(&parser->conversation);
     *accepted = read_fields(&reading, body);
     if (reading.trouble != OK || !*accepted)
         return reading.trouble;
-    TRY(chat_format_render(parser->format, body, &parser->prompt, &parser->refusal, accepted));
+    *accepted =
+        read_conversation(&reading, body, &request->sampling) && check_supported(parser, request->kind);
     if (!*accepted)
         return OK;
-    *accepted = fit_context(&reading);
-    request->thinking = parser->prompt.starts_in_reasoning;
-    request->token_ids = parser->prompt.ids.ids;
-    request->token_count = (int32_t)parser->prompt.ids.count;
+    note_length(&reading);
+    TRY(prompt_render(parser->format, &parser->conversation, &parser->prompt));
+    TRY(prompt_encode(parser->format, &parser->prompt));
+    *accepted =
+        fit_context(parser, parser->prompt.ids.count, &parser->refusal, &request->sampling.max_tokens);
+    describe_answer(parser, request);
     return OK;
 }
 
-static void copy_refusal(const struct request_parser *parser, int32_t status, struct request_error *error) {
-    error->status = status;
+static void copy_refusal(const struct request_parser *parser, struct request_error *error) {
+    error->status = strcmp(parser->refusal.code, CODE_MODEL) ? STATUS_BAD_REQUEST : STATUS_NOT_FOUND;
     error->type = INVALID_REQUEST;
     error->code = parser->refusal.code;
     error->param = parser->refusal.param;
@@ -526,7 +653,6 @@ static const char *without_line(const char *message) {
 enum result request_parse(struct request_parser *parser, const char *text, size_t bytes,
     struct request *request, struct request_error *error, bool *accepted) {
     const struct json *line, *body;
-    int32_t status = STATUS_BAD_REQUEST;
     *accepted = false;
     *request = (struct request){0};
     *error = (struct request_error){0};
@@ -542,12 +668,63 @@ enum result request_parse(struct request_parser *parser, const char *text, size_
     }
     error->has_custom_id = read_custom_id(parser, line, &error->custom_id);
     request->custom_id = error->custom_id;
-    bool readable = error->has_custom_id && read_envelope(parser, line, &body) &&
-                    read_model(parser, body, &status, request);
+    bool readable = error->has_custom_id && read_envelope(parser, line, &body, &request->kind) &&
+                    read_model(parser, body, &request->model);
     if (readable)
         TRY(read_body(parser, body, request, accepted));
     if (!*accepted)
-        copy_refusal(parser, status, error);
+        copy_refusal(parser, error);
+    return OK;
+}
+
+/* ---- images ---- */
+
+const struct image_reference *request_images(const struct request_parser *parser, size_t *count) {
+    *count = parser->conversation.image_count;
+    return parser->conversation.images;
+}
+
+static enum result reserve_images(struct request_parser *parser, size_t count) {
+    if (count <= parser->image_capacity)
+        return OK;
+    struct request_image *grown = realloc(parser->images, count * sizeof *grown);
+    if (!grown)
+        return fail(ERROR_MEMORY, "no memory for a request's %zu images", count);
+    parser->images = grown;
+    parser->image_capacity = count;
+    return OK;
+}
+
+enum result request_place_images(struct request_parser *parser, const int64_t *images, const int32_t *tokens,
+    struct request *request, struct request_error *error, bool *accepted) {
+    const struct token_list *ids = &parser->prompt.ids;
+    size_t count = parser->conversation.image_count, image = 0, start = 0;
+    int32_t marker = prompt_image_id(parser->format);
+    TRY(reserve_images(parser, count));
+    parser->spans.count = 0;
+    request->image_tokens = 0;
+    /* Only images are given the marker's id: its spelling in text is encoded as text. */
+    for (size_t i = 0; i < ids->count && image < count; i++) {
+        if (ids->ids[i] != marker)
+            continue;
+        token_list_append(&parser->spans, ids->ids + start, i - start);
+        start = i + 1;
+        parser->images[image] =
+            (struct request_image){.image = images[image], .position = (int32_t)parser->spans.count};
+        for (int32_t k = 0; k < tokens[image]; k++)
+            token_list_append(&parser->spans, &marker, 1);
+        request->image_tokens += tokens[image++];
+    }
+    if (image < count)
+        return fail(ERROR_INPUT, "tokenizer.json: added_tokens has no image token, which images need");
+    token_list_append(&parser->spans, ids->ids + start, ids->count - start);
+    request->images = parser->images;
+    request->image_count = (int32_t)count;
+    request->token_ids = parser->spans.ids;
+    request->token_count = (int32_t)parser->spans.count;
+    *accepted = fit_context(parser, parser->spans.count, &parser->refusal, &request->sampling.max_tokens);
+    if (!*accepted)
+        copy_refusal(parser, error);
     return OK;
 }
 
@@ -562,7 +739,7 @@ enum result request_parser_create(const struct tokenizer *tokenizer, const struc
     parser->options = *options;
     parser->vocabulary = tokenizer_size(tokenizer);
     snprintf(parser->ignored[IGNORED_NAMES_MOST].name, sizeof parser->ignored[0].name, OTHER_FIELDS);
-    TRY_GOTO(status, chat_format_create(tokenizer, &parser->format), done);
+    TRY_GOTO(status, prompt_format_create(tokenizer, &parser->format), done);
     TRY_GOTO(status, json_document_create(&parser->document), done);
     *result = parser;
     parser = NULL;
@@ -574,10 +751,13 @@ done:
 void request_parser_free(struct request_parser *parser) {
     if (!parser)
         return;
-    chat_format_free(parser->format);
+    prompt_format_free(parser->format);
+    conversation_free(&parser->conversation);
+    prompt_free(&parser->prompt);
+    free(parser->spans.ids);
+    free(parser->images);
     json_document_free(parser->document);
     buffer_free(&parser->ignored_text);
-    free(parser->prompt.ids.ids);
     free(parser->bias_ids);
     free(parser->bias_values);
     free(parser->stop_ids);

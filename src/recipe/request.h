@@ -7,6 +7,7 @@
 #define NOCTURNE_RECIPE_REQUEST_H
 
 #include "base/error.h"
+#include "recipe/conversation.h" /* enum request_kind, start_stage, constraint_kind */
 #include "recipe/text_piece.h"
 #include "recipe/tokenizer.h"
 

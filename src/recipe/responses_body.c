@@ -37,7 +37,6 @@ struct responses_body {
     struct message *open;    /* assistant message that items are still added to, or NULL */
     struct name_index calls; /* all calls so far, by id -> struct pending_call */
     struct pending_call *awaiting, *last_awaiting; /* calls of the last assistant message */
-    struct tool_call *last_of_group[3];            /* of the open message */
     struct tool_list found;                        /* tools that the outputs at hand introduced */
 };
 
@@ -645,23 +644,6 @@ static bool read_call_id(
                             "expected at least one character, found an empty string");
 }
 
-/* A turn's calls are told of by their kinds: functions, then custom tools, then searches. */
-static struct tool_call *insert_call(struct responses_body *body, enum item_kind kind) {
-    struct message *message = open_assistant(body);
-    int group = kind == ITEM_CALL ? 0 : kind == ITEM_CUSTOM_CALL ? 1 : 2, before = group;
-    struct tool_call *call = arena_take(&body->reader->conversation->arena, sizeof *call);
-    if (!message->calls)
-        memset(body->last_of_group, 0, sizeof body->last_of_group);
-    while (before >= 0 && !body->last_of_group[before])
-        before--;
-    struct tool_call **link = before >= 0 ? &body->last_of_group[before]->next : &message->calls;
-    call->next = *link;
-    *link = call;
-    body->last_of_group[group] = call;
-    message->call_count++;
-    return call;
-}
-
 static bool add_call(
     struct responses_body *body, const struct place *place, const struct json *item, enum item_kind kind) {
     struct body_reader *reader = body->reader;
@@ -674,7 +656,7 @@ static bool add_call(
             pending->id.data);
     if (body->awaiting && !body->open && !close_turn(body, place)) /* outputs came in between */
         return false;
-    struct tool_call *call = insert_call(body, kind);
+    struct tool_call *call = message_add_call(reader->conversation, open_assistant(body));
     call->id = pending->id;
     call->custom = kind == ITEM_CUSTOM_CALL;
     call->name = kind == ITEM_SEARCH_CALL
@@ -813,6 +795,41 @@ static bool add_item(struct responses_body *body, const struct place *place, con
     return true;
 }
 
+static bool comes_first(const struct tool_call *a, const struct tool_call *b) {
+    size_t bytes = a->id.bytes < b->id.bytes ? a->id.bytes : b->id.bytes;
+    int order = bytes ? memcmp(a->id.data, b->id.data, bytes) : 0;
+    return order ? order < 0 : a->id.bytes <= b->id.bytes;
+}
+
+/* Sorts a list of `count` calls by their ids; returns its head. */
+static struct tool_call *sort_calls(struct tool_call *list, size_t count) {
+    if (count < 2)
+        return list;
+    struct tool_call *last = list;
+    for (size_t i = 1; i < count / 2; i++)
+        last = last->next;
+    struct tool_call *second = last->next, *sorted = NULL, **link = &sorted;
+    last->next = NULL;
+    list = sort_calls(list, count / 2);
+    second = sort_calls(second, count - count / 2);
+    while (list && second) {
+        struct tool_call **from = comes_first(list, second) ? &list : &second;
+        *link = *from;
+        link = &(*link)->next;
+        *from = *link;
+    }
+    *link = list ? list : second;
+    return sorted;
+}
+
+/* The toolkit tells of a turn's calls in the order of their ids; others keep the order given. */
+static void order_calls(struct body_reader *reader) {
+    if (!reader->toolkit)
+        return;
+    for (struct message *message = reader->conversation->messages; message; message = message->next)
+        message->calls = sort_calls(message->calls, message->call_count);
+}
+
 static bool add_input(struct responses_body *body) {
     struct body_reader *reader = body->reader;
     struct conversation *conversation = reader->conversation;
@@ -835,6 +852,7 @@ static bool add_input(struct responses_body *body) {
         if (!add_item(body, ELEMENT_OF(place, index), item))
             return false;
     }
+    order_calls(reader);
     return close_turn(body, place);
 }
 
