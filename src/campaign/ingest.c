@@ -4,6 +4,7 @@
 #include "base/signals.h"
 #include "campaign/campaign.h"
 #include "campaign/files.h"
+#include "campaign/image_store.h"
 #include "campaign/lines.h"
 #include "campaign/parts.h"
 #include "campaign/requests.h"
@@ -30,7 +31,7 @@ enum on_duplicate { DUPLICATE_ERROR, DUPLICATE_ERROR_LINE };
 
 struct ingest_options {
     struct option_list input, model_names;
-    const char *model, *campaign;
+    const char *model, *campaign, *image_root;
     bool strict, restart;
     int on_duplicate;
     int64_t seed, default_max_tokens;
@@ -48,6 +49,9 @@ struct ingest {
     struct checkpoint *checkpoint;
     struct tokenizer *tokenizer;
     struct request_parser *parser;
+    struct image_store *images; /* NULL: the model takes none */
+    struct vector image_places; /* of a request: indices, then tokens */
+    struct refusal refusal;
     struct campaign *campaign;
     struct line_reader *reader;
     struct requests_writer *writer;
@@ -56,7 +60,7 @@ struct ingest {
     struct buffer listed;          /* bad lines for --strict */
     struct code_count codes[MOST_CODES];
     int code_count;
-    int64_t lines, blank, requests, refused, tokens;
+    int64_t lines, blank, requests, refused, tokens, shown_images;
     double begun, shown;
 };
 
@@ -94,7 +98,12 @@ static enum result set_names(struct ingest *ingest) {
         buffer_append_text(text, i > 1 ? ", " : "");
         buffer_append_json_string(text, ingest->names[i], strlen(ingest->names[i]));
     }
-    buffer_append_text(text, "]}");
+    buffer_append_text(text, "]");
+    if (options->image_root) {
+        buffer_append_text(text, ", \"image_root\": ");
+        buffer_append_json_string(text, options->image_root, strlen(options->image_root));
+    }
+    buffer_append_text(text, "}");
     return OK;
 }
 
@@ -108,8 +117,15 @@ static enum result check_inputs(const struct ingest_options *options) {
 static enum result open_model(struct ingest *ingest) {
     TRY(checkpoint_open(ingest->model_folder, &ingest->checkpoint));
     TRY(tokenizer_load(ingest->model_folder, &ingest->tokenizer));
+    const struct model_config *config = checkpoint_config(ingest->checkpoint);
+    if (config->vision.present)
+        TRY(image_store_create(ingest->options->image_root, &config->vision, &ingest->images));
+    else if (ingest->options->image_root)
+        return fail(ERROR_USAGE, "ingest: --image-root: the model %s takes no images (no vision_config)",
+            ingest->model_folder);
     struct request_options options = {.model_names = ingest->names,
-        .context = checkpoint_config(ingest->checkpoint)->max_position_embeddings,
+        .images = config->vision.present,
+        .context = config->max_position_embeddings,
         .strict = ingest->options->strict,
         .default_max_tokens = (int32_t)ingest->options->default_max_tokens};
     return request_parser_create(ingest->tokenizer, &options, &ingest->parser);
@@ -145,6 +161,7 @@ static enum result remove_phase(const char *folder, const char *phase) {
 }
 
 static enum result remove_old(const char *folder) {
+    TRY(remove_phase(folder, "vision"));
     TRY(remove_phase(folder, "prefill"));
     TRY(remove_phase(folder, "results"));
     const char *const files[] = {"results.h5", "progress.json", "results.jsonl", "errors.jsonl"};
@@ -254,7 +271,7 @@ static void count_code(struct ingest *ingest, const char *code) {
     added->count = 1;
 }
 
-static enum result refuse(struct ingest *ingest, const struct request_error *error) {
+static enum result record_refusal(struct ingest *ingest, const struct request_error *error) {
     ingest->refused++;
     count_code(ingest, error->code);
     if (!ingest->options->strict)
@@ -273,7 +290,7 @@ static enum result refuse_line(struct ingest *ingest, const struct input_line *l
         error.custom_id = *custom_id;
     }
     snprintf(error.message, sizeof error.message, "%s", message);
-    return refuse(ingest, &error);
+    return record_refusal(ingest, &error);
 }
 
 /* Notes the id; *again tells that the line is one too many and has been dealt with. */
@@ -298,6 +315,68 @@ static enum result check_duplicate(
     return refuse_line(ingest, line, "duplicate_custom_id", &id, message);
 }
 
+/* What is wrong with an image refuses its request. */
+static void fill_refusal(struct ingest *ingest, const struct request *request, struct request_error *error) {
+    *error = (struct request_error){.file = request->file,
+        .line = request->line,
+        .has_custom_id = true,
+        .custom_id = request->custom_id,
+        .status = 400,
+        .type = "invalid_request_error",
+        .code = ingest->refusal.code,
+        .param = ingest->refusal.param};
+    memcpy(error->message, ingest->refusal.message, sizeof error->message);
+}
+
+/* The engine knows positions of images by the id of config.json. */
+static enum result check_image_ids(const struct ingest *ingest, const struct request *request) {
+    int32_t expected = checkpoint_config(ingest->checkpoint)->image_token_id;
+    for (int32_t i = 0; i < request->image_count; i++) {
+        int32_t found = request->token_ids[request->images[i].position];
+        if (found != expected)
+            return fail(ERROR_INPUT,
+                "%s: the tokenizer's image marker is %d, config.json's image_token_id %d",
+                ingest->model_folder, found, expected);
+    }
+    return OK;
+}
+
+/* Finds the images that the request shows and gives each its span in the prompt. */
+static enum result place_images(
+    struct ingest *ingest, struct request *request, struct request_error *error, bool *accepted) {
+    size_t count = 0;
+    const struct image_reference *references = ingest->images ? request_images(ingest->parser, &count) : NULL;
+    if (!count)
+        return OK;
+    TRY(vector_reserve(&ingest->image_places, count * (sizeof(int64_t) + sizeof(int32_t))));
+    int64_t *images = ingest->image_places.data;
+    int32_t *tokens = (int32_t *)(images + count);
+    TRY(image_store_load(ingest->images, references, count, images, tokens, &ingest->refusal, accepted));
+    if (!*accepted) {
+        fill_refusal(ingest, request, error);
+        return OK;
+    }
+    int32_t file = request->file;
+    int64_t line = request->line;
+    TRY(request_place_images(ingest->parser, images, tokens, request, error, accepted));
+    error->file = file;
+    error->line = line;
+    return *accepted ? check_image_ids(ingest, request) : OK;
+}
+
+static enum result add_request(struct ingest *ingest, struct request *request, struct request_error *error) {
+    bool accepted = true;
+    TRY(place_images(ingest, request, error, &accepted));
+    if (!accepted)
+        return record_refusal(ingest, error);
+    if (request->image_count)
+        TRY(image_store_commit(ingest->images, ingest->writer));
+    ingest->requests++;
+    ingest->tokens += request->token_count;
+    ingest->shown_images += request->image_count;
+    return requests_writer_add(ingest->writer, request);
+}
+
 static enum result ingest_line(struct ingest *ingest, const struct input_line *line) {
     struct request request = {0};
     struct request_error error;
@@ -317,11 +396,7 @@ static enum result ingest_line(struct ingest *ingest, const struct input_line *l
         TRY(check_duplicate(ingest, line, error.custom_id, &again));
     if (again)
         return OK;
-    if (!accepted)
-        return refuse(ingest, &error);
-    ingest->requests++;
-    ingest->tokens += request.token_count;
-    return requests_writer_add(ingest->writer, &request);
+    return accepted ? add_request(ingest, &request, &error) : record_refusal(ingest, &error);
 }
 
 static void show_progress(struct ingest *ingest, bool last) {
@@ -374,6 +449,11 @@ static void print_summary(const struct ingest *ingest) {
         printf("%s%s %lld", i ? ", " : " (", ingest->codes[i].code, (long long)ingest->codes[i].count);
     printf("%s\n%lld prompt tokens; %.1f MB in %.1f s (%.1f MB/s)\n", ingest->code_count ? ")" : "",
         (long long)ingest->tokens, megabytes, seconds, megabytes / (seconds > 1e-9 ? seconds : 1e-9));
+    if (ingest->shown_images)
+        printf(
+            "%lld images shown, %lld different ones stored (%.1f MB): run 'nocturne vision' before prefill\n",
+            (long long)ingest->shown_images, (long long)image_store_count(ingest->images),
+            (double)image_store_bytes(ingest->images) * 1e-6);
     const char *ignored = request_parser_ignored_fields(ingest->parser);
     if (*ignored)
         printf("fields that were ignored: %s\n", ignored);
@@ -416,6 +496,8 @@ static void ingest_free(struct ingest *ingest) {
     seen_free(&ingest->seen);
     buffer_free(&ingest->content_options);
     buffer_free(&ingest->listed);
+    image_store_free(ingest->images);
+    vector_free(&ingest->image_places);
     if (ingest->parser)
         request_parser_free(ingest->parser);
     if (ingest->tokenizer)
@@ -447,6 +529,11 @@ enum result command_ingest(int argc, char **argv) {
             .placeholder = "DIR",
             .required = true,
             .help = "folder of the campaign; made when it isn't there"},
+        {.name = "image-root",
+            .kind = OPTION_TEXT,
+            .value = &values.image_root,
+            .placeholder = "DIR",
+            .help = "images may be files below this folder (default: data URLs only)"},
         {.name = "strict",
             .kind = OPTION_FLAG,
             .value = &values.strict,
