@@ -8,6 +8,7 @@
 
 #include "base/json.h"
 #include "recipe/conversation.h"
+#include "recipe/name_index.h"
 #include "recipe/refusal.h"
 
 #include <stdbool.h> /* bool */
@@ -119,8 +120,9 @@ bool check_reasoning(struct body_reader *reader, const char *field, bool has_too
 bool check_tool_name(struct body_reader *reader, const struct place *tool, struct text_piece name);
 /* Checks the parameters' JSON Schema, or rebuilds it for a strict tool. */
 bool settle_parameters(struct body_reader *reader, const struct place *parameters, struct tool *tool);
-/* No two tools have one name. */
-bool check_unique_names(struct body_reader *reader, const struct place *tools, const struct tool_list *list);
+/* No two tools have one name; `names` holds those before. */
+bool check_unique_name(
+    struct body_reader *reader, const struct place *tools, struct name_index *names, const struct tool *tool);
 /* For the toolkit, strict tools go with strict tools only. */
 bool check_strictness(struct body_reader *reader, const struct place *tools, const struct tool_list *list);
 /* Leaves only the tool of this name, which must be called. */
@@ -181,7 +183,10 @@ bool messages_body_read(
 /* Types of the sampling fields of a body of this kind. */
 bool type_sampling(struct body_reader *reader, enum request_kind kind, const struct json *body,
     struct sampling_fields *fields);
-/* Their values, in the toolkit's order and by its rules. */
+/* Their values, in the toolkit's order and by its rules: first what says how to stop and to stream, then the
+ * numbers. A response format is checked in between. */
+bool settle_stops(
+    struct body_reader *reader, const struct sampling_fields *fields, struct toolkit_sampling *sampling);
 bool settle_sampling(struct body_reader *reader, enum request_kind kind, const struct sampling_fields *fields,
     struct toolkit_sampling *sampling);
 

@@ -176,7 +176,7 @@ static bool add_stop(struct body_reader *reader, const struct place *place, cons
     return true;
 }
 
-static bool settle_stops(
+static bool settle_stop_strings(
     struct body_reader *reader, const struct json *value, struct toolkit_sampling *sampling) {
     sampling->stop_count = 0;
     if (!value)
@@ -259,13 +259,17 @@ static bool settle_stream_options(struct body_reader *reader, const struct sampl
            refuse_at(reader, CODE_VALUE, MEMBER_OF(NULL, "stream_options"), "needs stream to be true");
 }
 
+bool settle_stops(
+    struct body_reader *reader, const struct sampling_fields *fields, struct toolkit_sampling *sampling) {
+    sampling->stream = is_true(fields->stream);
+    return settle_stop_strings(reader, fields->stop, sampling) && settle_stream_options(reader, fields);
+}
+
 bool settle_sampling(struct body_reader *reader, enum request_kind kind, const struct sampling_fields *fields,
     struct toolkit_sampling *sampling) {
     static const char penalty[] = "a number from -2 to 2";
     float ignored = 0;
-    sampling->stream = fields->stream && fields->stream->kind == JSON_TRUE;
-    return settle_stops(reader, fields->stop, sampling) && check_format(reader) &&
-           settle_stream_options(reader, fields) && settle_choices(reader, fields->n) &&
+    return check_format(reader) && settle_choices(reader, fields->n) &&
            settle_float(reader, fields->presence_penalty, penalty, -2, true, 2, &ignored) &&
            settle_float(reader, fields->frequency_penalty, penalty, -2, true, 2, &ignored) &&
            settle_temperature(reader, fields->temperature, sampling) &&

@@ -1,6 +1,5 @@
 /* Tools and formats of request bodies. */
 #include "recipe/body.h"
-#include "recipe/name_index.h"
 #include "recipe/schema_check.h"
 #include "recipe/strict_schema.h"
 
@@ -37,15 +36,12 @@ bool settle_parameters(struct body_reader *reader, const struct place *parameter
                    reader, MEMBER_OF(parameters, "type"), "\"object\"", json_member(schema, "type")));
 }
 
-bool check_unique_names(struct body_reader *reader, const struct place *tools, const struct tool_list *list) {
-    struct name_index names = name_index_create(&reader->conversation->arena, list->count);
-    for (struct tool *tool = list->first; tool; tool = tool->next) {
-        if (!name_index_add(&names, tool->name, tool))
-            continue;
-        return refuse_at(reader, CODE_VALUE, tools, "two tools are named \"%.*s\": names must be unique",
-            (int)tool->name.bytes, tool->name.data);
-    }
-    return true;
+bool check_unique_name(struct body_reader *reader, const struct place *tools, struct name_index *names,
+    const struct tool *tool) {
+    struct json found = {.kind = JSON_STRING, .text = tool->name.data, .bytes = tool->name.bytes};
+    return !name_index_add(names, tool->name, names) ||
+           refuse_at(reader, CODE_VALUE, tools, "two tools are named %s: names must be unique",
+               json_excerpt(&found).text);
 }
 
 bool check_strictness(struct body_reader *reader, const struct place *tools, const struct tool_list *list) {

@@ -408,12 +408,20 @@ static bool check_prefix(struct chat_body *body) {
             continue;
         if (message->next)
             return refuse_at(reader, CODE_VALUE, at, "true is for the last message only");
-        if (body->tools && body->tools->count)
-            return refuse_at(reader, CODE_VALUE, at, "a prefix cannot go with tools");
-        if (body->format == FORMAT_JSON_OBJECT)
-            return refuse_at(reader, CODE_VALUE, at, "a prefix cannot go with response_format json_object");
     }
     return true;
+}
+
+static bool check_prefix_alone(struct chat_body *body) {
+    const struct conversation *conversation = body->reader->conversation;
+    const struct place *place = MEMBER_OF(NULL, "messages");
+    const struct place *last = ELEMENT_OF(place, body->messages->count - 1), *at = MEMBER_OF(last, "prefix");
+    if (!conversation->last_message || !conversation->last_message->prefix)
+        return true;
+    if (body->format == FORMAT_JSON_OBJECT)
+        return refuse_at(body->reader, CODE_VALUE, at, "a prefix cannot go with response_format json_object");
+    return !body->tools || !body->tools->count ||
+           refuse_at(body->reader, CODE_VALUE, at, "a prefix cannot go with tools");
 }
 
 static bool check_json_word(struct chat_body *body) {
@@ -442,6 +450,7 @@ static bool add_tools(struct chat_body *body) {
     struct conversation *conversation = reader->conversation;
     const struct place *place = MEMBER_OF(NULL, "tools");
     size_t index = 0;
+    struct name_index names = name_index_create(&conversation->arena, body->tools ? body->tools->count : 0);
     for (const struct json *value = body->tools ? body->tools->first : NULL; value;
          value = value->next, index++) {
         const struct json *function = json_member(value, "function");
@@ -451,21 +460,21 @@ static bool add_tools(struct chat_body *body) {
             .strict = optional_member(function, "strict")};
         const struct place *element = ELEMENT_OF(place, index), *at = MEMBER_OF(element, "function");
         if (body->choice != TOOL_CHOICE_NONE &&
-            !settle_parameters(reader, MEMBER_OF(at, "parameters"), &tool))
+            (!check_unique_name(reader, place, &names, &tool) ||
+                !settle_parameters(reader, MEMBER_OF(at, "parameters"), &tool)))
             return false;
         tool_list_add(conversation, &conversation->tools, &tool);
     }
     if (body->choice == TOOL_CHOICE_NONE) /* tools that cannot be called are not looked at */
         return true;
-    return check_unique_names(reader, place, &conversation->tools) &&
-           check_strictness(reader, place, &conversation->tools);
+    return check_strictness(reader, place, &conversation->tools);
 }
 
 static bool set_choice(struct chat_body *body) {
     body->reader->conversation->tool_choice = body->choice;
     return (!body->chosen.data || !body->reader->conversation->tools.count ||
                choose_tool(body->reader, body->chosen)) &&
-           check_choice_against_thinking(body->reader);
+           check_prefix_alone(body) && check_choice_against_thinking(body->reader);
 }
 
 static bool set_format(struct chat_body *body, const struct json **constraint) {
@@ -489,7 +498,11 @@ bool chat_body_read(
     set_thinking(reader, &body.thinking);
     if (!check_tool_names(&body) || !add_messages(&body) ||
         !check_reasoning(reader, "messages", body.tools && body.tools->count) || !check_prefix(&body) ||
-        !check_json_word(&body) || !add_tools(&body) || !set_format(&body, &constraint) || !set_choice(&body))
+        !check_json_word(&body) || !add_tools(&body) || !set_choice(&body))
+        return false;
+    if (sampling && !settle_stops(reader, &body.sampling, sampling))
+        return false;
+    if (!set_format(&body, &constraint))
         return false;
     if (sampling && !settle_sampling(reader, KIND_CHAT, &body.sampling, sampling))
         return false;

@@ -318,16 +318,18 @@ static bool add_tools(struct messages_body *body) {
 static bool settle_tools(struct body_reader *reader, bool callable) {
     struct tool_list *tools = &reader->conversation->tools;
     const struct place *place = MEMBER_OF(NULL, "tools");
+    struct name_index names = name_index_create(&reader->conversation->arena, tools->count);
     if (!callable)
         return true;
     for (struct tool *tool = tools->first; tool; tool = tool->next) {
         char name[64];
         copy_text(name, sizeof name, tool->name.data, tool->name.bytes);
         const struct place *at = MEMBER_OF(place, name);
-        if (!settle_parameters(reader, MEMBER_OF(at, "input_schema"), tool))
+        if (!check_unique_name(reader, place, &names, tool) ||
+            !settle_parameters(reader, MEMBER_OF(at, "input_schema"), tool))
             return false;
     }
-    return check_unique_names(reader, place, tools);
+    return true;
 }
 
 static bool set_choice(struct messages_body *body) {
@@ -680,7 +682,8 @@ bool messages_body_read(
         !check_reasoning(reader, "messages", reader->conversation->tools.count > 0) ||
         !settle_tools(reader, body.choice != CHOICE_NONE) || !set_choice(&body))
         return false;
-    if (sampling && !settle_sampling(reader, KIND_MESSAGES, &body.sampling, sampling))
+    if (sampling && !(settle_stops(reader, &body.sampling, sampling) &&
+                        settle_sampling(reader, KIND_MESSAGES, &body.sampling, sampling)))
         return false;
     conversation_finish(reader->conversation, NULL, (struct text_piece){0});
     return true;

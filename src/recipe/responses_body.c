@@ -507,13 +507,15 @@ static void list_tools(struct body_reader *reader, const struct json *tools, con
 static bool settle_tools(struct body_reader *reader, bool callable) {
     struct tool_list *tools = &reader->conversation->tools;
     const struct place *place = MEMBER_OF(NULL, "tools");
+    struct name_index names = name_index_create(&reader->conversation->arena, tools->count);
     if (!callable)
         return true;
     for (struct tool *tool = tools->first; tool; tool = tool->next) {
         char name[64];
         copy_text(name, sizeof name, tool->name.data, tool->name.bytes);
         const struct place *at = MEMBER_OF(place, name);
-        if (!settle_parameters(reader, MEMBER_OF(at, "parameters"), tool))
+        if (!check_unique_name(reader, place, &names, tool) ||
+            !settle_parameters(reader, MEMBER_OF(at, "parameters"), tool))
             return false;
     }
     for (struct message *message = reader->conversation->messages; message; message = message->next) {
@@ -522,7 +524,7 @@ static bool settle_tools(struct body_reader *reader, bool callable) {
                 return false;
         }
     }
-    return check_unique_names(reader, place, tools) && check_strictness(reader, place, tools);
+    return check_strictness(reader, place, tools);
 }
 
 /* ---- items ---- */
@@ -901,7 +903,8 @@ bool responses_body_read(
         !settle_tools(reader, body.choice != TOOL_CHOICE_NONE) || !set_choice(&body) ||
         !set_format(&body, &constraint))
         return false;
-    if (sampling && !settle_sampling(reader, KIND_RESPONSES, &body.sampling, sampling))
+    if (sampling && !(settle_stops(reader, &body.sampling, sampling) &&
+                        settle_sampling(reader, KIND_RESPONSES, &body.sampling, sampling)))
         return false;
     conversation_finish(reader->conversation, constraint, (struct text_piece){0});
     return true;
