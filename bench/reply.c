@@ -121,7 +121,7 @@ static size_t four_characters(const char *text, size_t bytes) {
 
 static size_t parse(const struct sample *sample, enum feeding feeding, enum reply_rules rules) {
     struct reply_options options = {.rules = rules,
-        .stage = REPLY_REASONING_START,
+        .stage = START_REASONING,
         .thinking = true,
         .tools = true,
         .as_ids = feeding == TOKENS};

@@ -240,10 +240,10 @@ static struct text_piece make_logprobs(struct answer_writer *writer, const struc
     struct buffer *text = &writer->logprobs;
     size_t end = choice->text_tokens, reasoning = split->reasoning_tokens;
     size_t begin = split->content_token < end ? split->content_token : end;
-    if (!request->logprobs || request->kind == MESSAGE_MESSAGES)
+    if (!request->logprobs || request->kind == KIND_MESSAGES)
         return (struct text_piece){0};
     buffer_clear(text);
-    if (request->kind == MESSAGE_RESPONSES)
+    if (request->kind == KIND_RESPONSES)
         append_tokens(writer, choice, begin, end, text);
     else {
         buffer_append_text(text, "{\"content\":");
@@ -291,12 +291,12 @@ void answer_append(struct answer_writer *writer, const struct table *part, size_
     for (uint64_t c = choices[record]; c < choices[record + 1]; c++) {
         struct choice_view view = view_choice(part, c);
         struct message_choice choice = make_choice(writer, &view, request, &usage);
-        if (request->kind == MESSAGE_CHAT) {
+        if (request->kind == KIND_CHAT) {
             buffer_append(&writer->choices, ",", c > choices[record]);
             message_append_choice(id, (int32_t)(c - choices[record]), &choice, &writer->choices);
             continue;
         }
-        if (request->kind == MESSAGE_RESPONSES)
+        if (request->kind == KIND_RESPONSES)
             message_append_responses(id, answer_created(part, record), &choice, &usage, text);
         else
             message_append_messages(id, &choice, &usage, writer->document, text);

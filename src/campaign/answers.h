@@ -13,8 +13,8 @@
 
 /* What of a request its answer depends on. */
 struct answer_request {
-    enum message_kind kind;
-    enum reply_stage stage;
+    enum request_kind kind;
+    enum start_stage stage;
     bool thinking, tools, json, logprobs;
     int32_t image_tokens; /* of the prompt */
     const struct text_piece

@@ -36,7 +36,7 @@ enum { ANSWERED = -1 };
 
 /* What of a request its answer depends on, packed. */
 struct need {
-    uint8_t kind, stage; /* enum message_kind, enum reply_stage */
+    uint8_t kind, stage; /* enum request_kind, enum start_stage */
     bool thinking, tools, json, logprobs;
     int32_t image_tokens;
 };
@@ -85,8 +85,8 @@ static enum result read_needs(struct export *export) {
     for (int64_t i = 0; i < export->total; i++) {
         TRY(requests_read_head(export->requests, i, &head));
         export->needs[i] = (struct need){
-            .kind = MESSAGE_CHAT,
-            .stage = head.thinking ? REPLY_REASONING_START : REPLY_CONTENT_START,
+            .kind = KIND_CHAT,
+            .stage = head.thinking ? START_REASONING : START_CONTENT,
             .thinking = head.thinking,
             .logprobs = head.top_logprobs >= 0,
             .image_tokens = head.image_tokens,
@@ -152,8 +152,8 @@ static enum result spool_error(
 static enum result spool_answer(
     struct export *export, const struct table *part, size_t record, int64_t request) {
     const struct need *need = &export->needs[request];
-    struct answer_request asked = {.kind = (enum message_kind)need->kind,
-        .stage = (enum reply_stage)need->stage,
+    struct answer_request asked = {.kind = (enum request_kind)need->kind,
+        .stage = (enum start_stage)need->stage,
         .thinking = need->thinking,
         .tools = need->tools,
         .json = need->json,
@@ -162,7 +162,7 @@ static enum result spool_answer(
     struct request *whole = NULL;
     char id[HASH_DIGITS + 1];
     line_id(export, 'r', request, id);
-    if (asked.kind == MESSAGE_MESSAGES) { /* it names the stop string that ended it */
+    if (asked.kind == KIND_MESSAGES) { /* it names the stop string that ended it */
         TRY(requests_read(export->requests, request, &whole));
         asked.stops = whole->sampling.stops;
         asked.stop_count = whole->sampling.stop_count;
@@ -325,7 +325,7 @@ static enum result write_answer(struct export *export, int64_t request, struct o
         .created = entry.created,
         .model = head.model,
         .system_fingerprint = export->system_fingerprint};
-    message_append_head((enum message_kind) export->needs[request].kind, &message, line);
+    message_append_head((enum request_kind) export->needs[request].kind, &message, line);
     buffer_append(line, export->text.data, export->text.bytes);
     buffer_append_text(line, "},\"error\":null}\n");
     return output_file_write(file, line->data, line->bytes);

@@ -36,21 +36,21 @@ static void append_call_id(const char *id, int32_t choice, size_t call, struct b
     buffer_append(text, "\"", 1);
 }
 
-void message_append_head(enum message_kind kind, const struct message_head *head, struct buffer *text) {
-    static const char *const begins[] = {[MESSAGE_CHAT] = "{\"id\":\"chatcmpl-",
-        [MESSAGE_RESPONSES] = "{\"id\":\"resp_",
-        [MESSAGE_MESSAGES] = "{\"id\":\"msg_"};
-    static const char *const objects[] = {[MESSAGE_CHAT] = "\",\"object\":\"chat.completion\",\"created\":",
-        [MESSAGE_RESPONSES] = "\",\"object\":\"response\",\"created_at\":",
-        [MESSAGE_MESSAGES] = "\",\"type\":\"message\",\"role\":\"assistant\""};
+void message_append_head(enum request_kind kind, const struct message_head *head, struct buffer *text) {
+    static const char *const begins[] = {[KIND_CHAT] = "{\"id\":\"chatcmpl-",
+        [KIND_RESPONSES] = "{\"id\":\"resp_",
+        [KIND_MESSAGES] = "{\"id\":\"msg_"};
+    static const char *const objects[] = {[KIND_CHAT] = "\",\"object\":\"chat.completion\",\"created\":",
+        [KIND_RESPONSES] = "\",\"object\":\"response\",\"created_at\":",
+        [KIND_MESSAGES] = "\",\"type\":\"message\",\"role\":\"assistant\""};
     buffer_append_text(text, begins[kind]);
     buffer_append_text(text, head->id);
     buffer_append_text(text, objects[kind]);
-    if (kind != MESSAGE_MESSAGES)
+    if (kind != KIND_MESSAGES)
         append_int(text, head->created);
     buffer_append_text(text, ",\"model\":");
     buffer_append_json_string(text, head->model.data, head->model.bytes);
-    if (kind == MESSAGE_CHAT) {
+    if (kind == KIND_CHAT) {
         buffer_append_text(text, ",\"system_fingerprint\":\"");
         buffer_append_text(text, head->system_fingerprint);
         buffer_append(text, "\"", 1);

@@ -7,13 +7,12 @@
 
 #include "base/buffer.h"
 #include "base/json.h"
+#include "recipe/conversation.h" /* enum request_kind */
 #include "recipe/reply.h"
-#include "recipe/request.h" /* struct text_piece */
+#include "recipe/text_piece.h"
 
 #include <stdbool.h> /* bool */
 #include <stdint.h>  /* int64_t */
-
-enum message_kind { MESSAGE_CHAT, MESSAGE_RESPONSES, MESSAGE_MESSAGES };
 
 struct message_head {
     const char *id;  /* what makes it unique; its prefix is added here */
@@ -40,7 +39,7 @@ struct message_choice {
 };
 
 /* Appends the begin of a body: `{"id":...,...,"model":...`. */
-void message_append_head(enum message_kind kind, const struct message_head *head, struct buffer *text);
+void message_append_head(enum request_kind kind, const struct message_head *head, struct buffer *text);
 
 /* Appends one choice of a chat completion; `index` is its place. */
 void message_append_choice(

@@ -44,12 +44,12 @@ static enum result read_flag(const struct json *options, const char *name, bool 
 static enum result read_stage(const struct json *options, struct reply_options *reply) {
     static const struct {
         const char *word;
-        enum reply_stage stage;
-    } stages[] = {{"ReasoningStart", REPLY_REASONING_START},
-        {"ReasoningContinuation", REPLY_REASONING_CONTINUATION},
-        {"ContentContinuation", REPLY_CONTENT_CONTINUATION}};
+        enum start_stage stage;
+    } stages[] = {{"ReasoningStart", START_REASONING},
+        {"ReasoningContinuation", START_REASONING_CONTINUATION},
+        {"ContentContinuation", START_CONTENT_CONTINUATION}};
     const struct json *stage = json_member(options, "thinking_initial_stage");
-    reply->stage = REPLY_CONTENT_START;
+    reply->stage = START_CONTENT;
     if (is_absent(stage))
         return OK;
     reply->thinking = true;
@@ -99,7 +99,7 @@ static enum result read_options(
     TRY(read_flag(options, "starts_in_tool_calls", &starts_in_calls));
     TRY(read_stage(options, reply));
     if (starts_in_calls)
-        reply->stage = REPLY_CALLS;
+        reply->stage = START_CALLS;
     return read_stops(parsing, options, reply);
 }
 

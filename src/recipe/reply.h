@@ -15,7 +15,8 @@
 #include "base/buffer.h"
 #include "base/error.h"
 #include "base/json.h"
-#include "recipe/request.h" /* struct text_piece */
+#include "recipe/conversation.h" /* enum start_stage */
+#include "recipe/text_piece.h"
 #include "recipe/tokenizer.h"
 
 #include <stdbool.h> /* bool */
@@ -24,25 +25,16 @@
 
 enum reply_rules { REPLY_PUBLISHED, REPLY_REPAIRED };
 
-/* Where the prompt left off. */
-enum reply_stage {
-    REPLY_CONTENT_START,          /* after </think> */
-    REPLY_CONTENT_CONTINUATION,   /* after a prefix of content */
-    REPLY_REASONING_START,        /* after <think> */
-    REPLY_REASONING_CONTINUATION, /* after a prefix of reasoning */
-    REPLY_CALLS,                  /* inside the calls block */
-};
-
 enum reply_finish { REPLY_STOP, REPLY_LENGTH, REPLY_CONTENT_FILTER, REPLY_TOOL_CALLS };
 
 struct reply_options {
     enum reply_rules rules;
-    enum reply_stage stage;
-    bool thinking;     /* the reply has reasoning, be it empty */
-    bool tools;        /* look for tool calls */
-    bool json;         /* the content is one JSON value */
-    bool as_ids;       /* the special parts of markers are ids; text that is fed has none */
-    bool skip_special; /* tokens with special = true add no text, as in decoding */
+    enum start_stage stage; /* where the prompt left off */
+    bool thinking;          /* the reply has reasoning, be it empty */
+    bool tools;             /* look for tool calls */
+    bool json;              /* the content is one JSON value */
+    bool as_ids;            /* the special parts of markers are ids; text that is fed has none */
+    bool skip_special;      /* tokens with special = true add no text, as in decoding */
     const struct text_piece
         *stops; /* copied; empty ones never match. They end content, not reasoning or calls */
     int32_t stop_count;

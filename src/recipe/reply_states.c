@@ -727,19 +727,19 @@ void reply_states_begin(struct reply_states *states, const struct reply_options 
     states->property = states->schema = NULL;
     states->begun_id = 0;
     switch (options->stage) {
-    case REPLY_REASONING_START:
-    case REPLY_REASONING_CONTINUATION:
+    case START_REASONING:
+    case START_REASONING_CONTINUATION:
         enter(states, STATE_REASONING);
-        states->leading = options->stage == REPLY_REASONING_START;
+        states->leading = options->stage == START_REASONING;
         states->reply.in_reasoning = true;
         break;
-    case REPLY_CALLS:
+    case START_CALLS:
         enter(states, STATE_CALLS);
         break;
-    case REPLY_CONTENT_START:
-    case REPLY_CONTENT_CONTINUATION:
+    case START_CONTENT:
+    case START_CONTENT_CONTINUATION:
         enter_content(states);
-        states->leading = options->stage == REPLY_CONTENT_START;
+        states->leading = options->stage == START_CONTENT;
         break;
     }
 }

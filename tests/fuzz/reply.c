@@ -39,7 +39,7 @@ static struct reply_options read_options(const unsigned char *data) {
         .thinking = data[0] & 8,
         .as_ids = data[0] & 16,
         .skip_special = data[0] & 32,
-        .stage = (enum reply_stage)(data[1] % 5),
+        .stage = (enum start_stage)(data[1] % 5),
         .stops = stops,
         .stop_count = data[1] / 5 % 3};
 }
@@ -159,7 +159,7 @@ int LLVMFuzzerTestOneInput(const unsigned char *data, size_t bytes) {
     check_reply(reply, &options, bytes);
     append_reply(reply, &whole);
     if (!options.tools && !options.json && !options.as_ids && !options.stop_count &&
-        options.stage != REPLY_CALLS) {
+        options.stage != START_CALLS) {
         append_expected(data, bytes, &expected);
         check(visible_bytes(&expected) == visible_bytes(&reply->reasoning) + visible_bytes(&reply->content));
     }

@@ -149,7 +149,7 @@ static void content_is_what_the_engine_cut(void **state) {
             token_list_append(&ids, &(int32_t){0}, 1); /* a special token, which has no text */
         struct answer answer;
         make_answer(&answer, ids.ids, ids.count, &stops[draw(5)], 1);
-        struct answer_request request = {.kind = MESSAGE_CHAT, .stage = REPLY_CONTENT_START};
+        struct answer_request request = {.kind = KIND_CHAT, .stage = START_CONTENT};
         const struct json *content = json_member(chat_message(body_of(&answer, &request, &text)), "content");
         if (content->bytes != answer.text.bytes || memcmp(content->text, answer.text.data, content->bytes))
             fail_msg("'%s': expected '%s', found '%s'", spoken.data, answer.text.data, content->text);
@@ -176,7 +176,7 @@ static void calls_in_all_kinds(void **state) {
     check(tokenizer_encode(tokenizer, with_call, sizeof with_call - 1, &ids));
     make_answer(&answer, ids.ids, ids.count, NULL, 0);
     struct answer_request request = {
-        .kind = MESSAGE_CHAT, .stage = REPLY_REASONING_START, .thinking = true, .tools = true};
+        .kind = KIND_CHAT, .stage = START_REASONING, .thinking = true, .tools = true};
     const struct json *body = body_of(&answer, &request, &text), *message = chat_message(body);
     assert_string_equal(json_member(message, "reasoning_content")->text, "Think.");
     assert_string_equal(json_member(message, "content")->text, "Sure.");
@@ -192,16 +192,16 @@ static void calls_in_all_kinds(void **state) {
         number_at(json_member(body, "usage"), "completion_tokens_details", "reasoning_tokens"), reasoning);
     body_of(&answer, &request, &again);
     assert_string_equal(text.data, again.data);
-    request.kind = MESSAGE_RESPONSES;
+    request.kind = KIND_RESPONSES;
     body = body_of(&answer, &request, &text);
     assert_int_equal(json_member(body, "output")->count, 3);
     assert_int_equal(number_at(body, "completed_at", NULL), 1700000000);
-    request.kind = MESSAGE_MESSAGES;
+    request.kind = KIND_MESSAGES;
     body = body_of(&answer, &request, &text);
     assert_int_equal(json_member(body, "content")->count, 3);
     assert_string_equal(json_member(body, "stop_reason")->text, "tool_use");
     request.tools = false;
-    request.kind = MESSAGE_CHAT;
+    request.kind = KIND_CHAT;
     message = chat_message(body_of(&answer, &request, &text));
     assert_null(json_member(message, "tool_calls"));
     assert_non_null(strstr(json_member(message, "content")->text, "invoke name"));
@@ -220,7 +220,7 @@ static void stop_strings_in_messages(void **state) {
     check(tokenizer_encode(tokenizer, "one END two", 11, &ids));
     make_answer(&answer, ids.ids, ids.count, stops, 2);
     struct answer_request request = {
-        .kind = MESSAGE_MESSAGES, .stage = REPLY_CONTENT_START, .stops = stops, .stop_count = 2};
+        .kind = KIND_MESSAGES, .stage = START_CONTENT, .stops = stops, .stop_count = 2};
     const struct json *body = body_of(&answer, &request, &text);
     assert_string_equal(json_member(body, "stop_reason")->text, "stop_sequence");
     assert_string_equal(json_member(body, "stop_sequence")->text, "END");
@@ -239,12 +239,12 @@ static void logprobs_follow_the_parts(void **state) {
     check(tokenizer_encode(tokenizer, "one two</think>three", 20, &ids));
     make_answer(&answer, ids.ids, ids.count, NULL, 0);
     struct answer_request request = {
-        .kind = MESSAGE_CHAT, .stage = REPLY_REASONING_START, .thinking = true, .logprobs = true};
+        .kind = KIND_CHAT, .stage = START_REASONING, .thinking = true, .logprobs = true};
     const struct json *body = body_of(&answer, &request, &text);
     const struct json *logprobs = json_member(json_member(body, "choices")->first, "logprobs");
     assert_int_equal(json_member(logprobs, "reasoning_content")->count, 2);
     assert_int_equal(json_member(logprobs, "content")->count, ids.count - 3);
-    request.kind = MESSAGE_RESPONSES;
+    request.kind = KIND_RESPONSES;
     body = body_of(&answer, &request, &text);
     const struct json *message = json_member(body, "output")->first->next;
     assert_int_equal(json_member(json_member(message, "content")->first, "logprobs")->count, ids.count - 3);

@@ -83,16 +83,16 @@ static void free_body(struct body *body) {
     json_document_free(body->document);
 }
 
-static void make_body(enum message_kind kind, const struct message_choice *choice,
+static void make_body(enum request_kind kind, const struct message_choice *choice,
     const struct message_usage *usage, struct body *body) {
     struct message_head head = {"0123", 1700000000, {"DeepSeek-V4.1-Flash", 19}, "fp_x"};
     struct buffer choices = {0};
     buffer_clear(&body->text);
     message_append_head(kind, &head, &body->text);
-    if (kind == MESSAGE_CHAT) {
+    if (kind == KIND_CHAT) {
         message_append_choice(head.id, 0, choice, &choices);
         message_append_chat((struct text_piece){choices.data, choices.bytes}, usage, &body->text);
-    } else if (kind == MESSAGE_RESPONSES)
+    } else if (kind == KIND_RESPONSES)
         message_append_responses(head.id, head.created, choice, usage, &body->text);
     else
         message_append_messages(head.id, choice, usage, scratch, &body->text);
@@ -107,7 +107,7 @@ static const struct reply *parse_vector(const struct json *vector, struct text_p
     if (stops->first)
         *stop = (struct text_piece){stops->first->text, stops->first->bytes};
     struct reply_options options = {.rules = REPLY_REPAIRED,
-        .stage = stage->kind == JSON_STRING ? REPLY_REASONING_START : REPLY_CONTENT_START,
+        .stage = stage->kind == JSON_STRING ? START_REASONING : START_CONTENT,
         .thinking = stage->kind == JSON_STRING,
         .tools = json_member(from, "parse_tool_calls")->kind == JSON_TRUE,
         .as_ids = true,
@@ -158,14 +158,14 @@ static bool check_vector(const struct json *vector, void *context) {
         .completion_tokens = reply->completion_tokens,
         .reasoning_tokens = reply->reasoning_tokens,
         .thinking = reply->thinking};
-    make_body(MESSAGE_CHAT, &choice, &usage, &body);
+    make_body(KIND_CHAT, &choice, &usage, &body);
     same_json(body.json, json_member(json_member(vector, "chat"), "response"), true, vector_name(vector));
     const struct json *message = json_member(json_member(body.json, "choices")->first, "message");
     check_call_ids(json_member(message, "tool_calls"), "id");
-    make_body(MESSAGE_RESPONSES, &choice, &usage, &body);
+    make_body(KIND_RESPONSES, &choice, &usage, &body);
     same_json(body.json, last_response(vector), false, vector_name(vector));
     check_call_ids(json_member(body.json, "output"), "call_id");
-    make_body(MESSAGE_MESSAGES, &choice, &usage, &body);
+    make_body(KIND_MESSAGES, &choice, &usage, &body);
     same_json(body.json, json_member(json_member(vector, "messages"), "response"), true, vector_name(vector));
     check_call_ids(json_member(body.json, "content"), "id");
     free_body(&body);
@@ -179,7 +179,7 @@ static void published_bodies(void **state) {
 }
 
 static const struct reply *cut_call(enum reply_rules rules, const char *value) {
-    struct reply_options options = {.rules = rules, .stage = REPLY_CALLS, .tools = true};
+    struct reply_options options = {.rules = rules, .stage = START_CALLS, .tools = true};
     static const char begin[] =
         "<｜DSML｜ invoke name=\"f\">\n<｜DSML｜ parameter name=\"k\" string=\"false\">";
     reply_begin(parser, &options);
@@ -197,20 +197,20 @@ static void cut_calls(void **state) {
     struct body body = {0};
     struct message_usage usage = {.prompt_tokens = 5, .completion_tokens = 7};
     struct message_choice choice = {.reply = cut_call(REPLY_REPAIRED, "{\n \"x\": 1}")};
-    make_body(MESSAGE_CHAT, &choice, &usage, &body);
+    make_body(KIND_CHAT, &choice, &usage, &body);
     const struct json *message = member(body.json, "choices", "message");
     assert_string_equal(json_member(json_member(message, "tool_calls")->first, "status")->text, "incomplete");
     assert_string_equal(member(body.json, "choices", "finish_reason")->text, "length");
-    make_body(MESSAGE_RESPONSES, &choice, &usage, &body);
+    make_body(KIND_RESPONSES, &choice, &usage, &body);
     assert_string_equal(member(body.json, "output", "status")->text, "incomplete");
     assert_string_equal(json_member(body.json, "status")->text, "incomplete");
-    make_body(MESSAGE_MESSAGES, &choice, &usage, &body);
+    make_body(KIND_MESSAGES, &choice, &usage, &body);
     int64_t x = 0;
     assert_true(json_int64(json_member(json_member(member(body.json, "content", "input"), "k"), "x"), &x));
     assert_int_equal(x, 1);
     assert_string_equal(member(body.json, "content", "status")->text, "incomplete");
     choice.reply = cut_call(REPLY_PUBLISHED, "nonsense");
-    make_body(MESSAGE_MESSAGES, &choice, &usage, &body);
+    make_body(KIND_MESSAGES, &choice, &usage, &body);
     assert_string_equal(
         json_member(member(body.json, "content", "input"), "arguments")->text, "{\"k\": nonsense");
     free_body(&body);
@@ -219,22 +219,22 @@ static void cut_calls(void **state) {
 static void usage_details(void **state) {
     (void)state;
     struct body body = {0};
-    struct reply_options options = {.stage = REPLY_CONTENT_START};
+    struct reply_options options = {.stage = START_CONTENT};
     reply_begin(parser, &options);
     reply_feed_text(parser, "x", 1);
     struct message_choice choice = {.reply = reply_finish(parser, REPLY_STOP), .logprobs = {"[1]", 3}};
     struct message_usage usage = {
         .prompt_tokens = 100, .completion_tokens = 7, .image_tokens = 30, .cached_tokens = 40};
-    make_body(MESSAGE_CHAT, &choice, &usage, &body);
+    make_body(KIND_CHAT, &choice, &usage, &body);
     assert_non_null(
         strstr(body.text.data, "\"prompt_tokens_details\":{\"cached_tokens\":40,\"image_tokens\":30}"));
     assert_non_null(strstr(body.text.data, "\"prompt_cache_miss_tokens\":60"));
     assert_non_null(strstr(body.text.data, "\"logprobs\":[1]"));
-    make_body(MESSAGE_RESPONSES, &choice, &usage, &body);
+    make_body(KIND_RESPONSES, &choice, &usage, &body);
     assert_non_null(
         strstr(body.text.data, "\"input_tokens_details\":{\"cached_tokens\":40,\"image_tokens\":30}"));
     assert_non_null(strstr(body.text.data, "\"logprobs\":[1]"));
-    make_body(MESSAGE_MESSAGES, &choice, &usage, &body);
+    make_body(KIND_MESSAGES, &choice, &usage, &body);
     assert_non_null(strstr(body.text.data, "\"input_tokens\":60,"));
     assert_non_null(strstr(body.text.data, "\"cache_read_input_tokens\":40,"));
     free_body(&body);
@@ -245,11 +245,11 @@ static void namespaces(void **state) {
     struct body body = {0};
     struct message_usage usage = {0};
     static const char text[] = "<｜DSML｜ invoke name=\"files::read\">\n</｜DSML｜ invoke>";
-    struct reply_options options = {.rules = REPLY_REPAIRED, .stage = REPLY_CALLS, .tools = true};
+    struct reply_options options = {.rules = REPLY_REPAIRED, .stage = START_CALLS, .tools = true};
     reply_begin(parser, &options);
     reply_feed_text(parser, text, sizeof text - 1);
     struct message_choice choice = {.reply = reply_finish(parser, REPLY_STOP)};
-    make_body(MESSAGE_RESPONSES, &choice, &usage, &body);
+    make_body(KIND_RESPONSES, &choice, &usage, &body);
     assert_string_equal(member(body.json, "output", "name")->text, "read");
     assert_string_equal(member(body.json, "output", "namespace")->text, "files");
     free_body(&body);

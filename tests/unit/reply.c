@@ -107,12 +107,12 @@ static struct reply_options vector_options(
         .json = json_member(from, "parse_json_output")->kind == JSON_TRUE,
         .as_ids = as_ids,
         .stops = stops};
-    options.stage = json_is_text(stage, "ReasoningStart")          ? REPLY_REASONING_START
-                    : json_is_text(stage, "ReasoningContinuation") ? REPLY_REASONING_CONTINUATION
-                    : json_is_text(stage, "ContentContinuation")   ? REPLY_CONTENT_CONTINUATION
-                                                                   : REPLY_CONTENT_START;
+    options.stage = json_is_text(stage, "ReasoningStart")          ? START_REASONING
+                    : json_is_text(stage, "ReasoningContinuation") ? START_REASONING_CONTINUATION
+                    : json_is_text(stage, "ContentContinuation")   ? START_CONTENT_CONTINUATION
+                                                                   : START_CONTENT;
     if (json_member(from, "starts_in_tool_calls")->kind == JSON_TRUE)
-        options.stage = REPLY_CALLS;
+        options.stage = START_CALLS;
     for (const struct json *stop = list->first; stop; stop = stop->next)
         stops[options.stop_count++] = (struct text_piece){.data = stop->text, .bytes = stop->bytes};
     return options;
@@ -237,10 +237,10 @@ static void token_vectors(void **state) {
 
 static const struct json *tools_schemas;
 
-static struct reply_options repaired_options(enum reply_stage stage) {
+static struct reply_options repaired_options(enum start_stage stage) {
     return (struct reply_options){.rules = REPLY_REPAIRED,
         .stage = stage,
-        .thinking = stage == REPLY_REASONING_START,
+        .thinking = stage == START_REASONING,
         .tools = true,
         .tools_schemas = tools_schemas};
 }
@@ -307,10 +307,10 @@ static void repaired_calls(void **state) {
         {CLOSED("<" DSML " parameter name=\"k" STRING("z", "v")),
             REPLY("<" DSML " parameter name=\\\"k", CALL("f", "{\\\"z\\\": \\\"v\\\"}"), "tool_calls")},
     };
-    struct reply_options options = repaired_options(REPLY_CONTENT_START);
+    struct reply_options options = repaired_options(START_CONTENT);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         check_repaired(&options, cases[i].text, REPLY_STOP, cases[i].expected);
-    options.stage = REPLY_CALLS;
+    options.stage = START_CALLS;
     check_repaired(&options, "hello", REPLY_STOP, REPLY("hello", "", "stop"));
 }
 
@@ -330,10 +330,10 @@ static void repaired_cuts(void **state) {
             REPLY("ok", CUT_CALL("f", "{\\\"k\\\": \\\"v\\\"}"), "length")},
         {"ok" CALLS "<" DSML " invoke name=\"sea", REPLY("ok", CUT_CALL("sea", "{}"), "length")},
     };
-    struct reply_options options = repaired_options(REPLY_CONTENT_START);
+    struct reply_options options = repaired_options(START_CONTENT);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         check_repaired(&options, cases[i].text, REPLY_LENGTH, cases[i].expected);
-    options = repaired_options(REPLY_REASONING_START);
+    options = repaired_options(START_REASONING);
     check_repaired(&options, "r" CLOSED("") "</think>\n\nSure", REPLY_STOP,
         "{\"reasoning\": \"r\", \"content\": \"Sure\"" CALL("f", "{}") ", \"finish\": \"tool_calls\"}");
 }
@@ -354,7 +354,7 @@ static void repaired_json(void **state) {
         {"Look:" CLOSED(""), REPLY("Look:", CALL("f", "{}"), "tool_calls")},
         {"a</think>{\"q\":1}</think>", REPLY("{\\\"q\\\":1}", "", "stop")},
     };
-    struct reply_options options = repaired_options(REPLY_CONTENT_START);
+    struct reply_options options = repaired_options(START_CONTENT);
     options.json = true;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         check_repaired(&options, cases[i].text, REPLY_STOP, cases[i].expected);
@@ -388,7 +388,7 @@ static void typed_arguments(void **state) {
     struct buffer text = {0}, expected = {0};
     assert_int_equal(json_document_create(&document), OK);
     assert_int_equal(json_parse(document, schemas, strlen(schemas), &tools_schemas), OK);
-    struct reply_options options = repaired_options(REPLY_CONTENT_START);
+    struct reply_options options = repaired_options(START_CONTENT);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         buffer_clear(&text);
         buffer_clear(&expected);
@@ -465,7 +465,7 @@ static void nothing_is_lost(void **state) {
     struct buffer text = {0}, whole = {0}, pieces = {0};
     for (int round = 0; round < 20000; round++) {
         uint32_t words = random_output(&text);
-        struct reply_options options = repaired_options((enum reply_stage)draw(5));
+        struct reply_options options = repaired_options((enum start_stage)draw(5));
         enum reply_finish finish = draw(2) ? REPLY_STOP : REPLY_LENGTH;
         options.thinking = true;
         options.rules = draw(4) ? REPLY_REPAIRED : REPLY_PUBLISHED;
@@ -499,7 +499,7 @@ static void parts_are_the_text(void **state) {
         buffer_append_text(&text, "!</think>.");
         for (uint32_t i = draw(30); i > 0; i--)
             buffer_append_text(&text, pieces[draw(sizeof pieces / sizeof *pieces)]);
-        struct reply_options options = {.stage = REPLY_REASONING_START, .thinking = true};
+        struct reply_options options = {.stage = START_REASONING, .thinking = true};
         options.rules = draw(2) ? REPLY_REPAIRED : REPLY_PUBLISHED;
         const struct reply *reply = feed_text(&options, text.data, text.bytes, 1 + draw(5), REPLY_STOP);
         buffer_clear(&joined);
@@ -518,8 +518,7 @@ static void characters_over_pieces(void **state) {
     (void)state;
     static const char text[] = "r</think>é€😀\xf0\x9f\x98 \xe2\x82";
     static const char expected[] = "é€😀\xEF\xBF\xBD \xEF\xBF\xBD";
-    struct reply_options options = {
-        .rules = REPLY_REPAIRED, .stage = REPLY_REASONING_START, .thinking = true};
+    struct reply_options options = {.rules = REPLY_REPAIRED, .stage = START_REASONING, .thinking = true};
     for (uint32_t most = 0; most < 6; most++)
         assert_string_equal(
             feed_text(&options, text, sizeof text - 1, most, REPLY_STOP)->content.data, expected);
@@ -536,7 +535,7 @@ static void token_counts(void **state) {
     (void)state;
     struct token_list ids = {0};
     static const char text[] = "one two\n\n<" DSML " calls>\n" INVOKE("f") END_INVOKE END_CALLS;
-    struct reply_options options = repaired_options(REPLY_REASONING_START);
+    struct reply_options options = repaired_options(START_REASONING);
     options.as_ids = true;
     assert_int_equal(tokenizer_encode(tokenizer, text, sizeof text - 1, &ids), OK);
     size_t marker = 0;
@@ -561,7 +560,7 @@ static void linear_time(void **state) {
     struct text_piece stops[] = {{"aaaaaaaab", 9}, {"\n\n\n\n!", 5}, {"[1][1][1]!", 10}};
     for (size_t p = 0; p < sizeof patterns / sizeof *patterns; p++)
         for (int rules = 0; rules < 4; rules++) {
-            struct reply_options options = repaired_options(REPLY_CONTENT_START);
+            struct reply_options options = repaired_options(START_CONTENT);
             options.rules = rules & 1 ? REPLY_REPAIRED : REPLY_PUBLISHED;
             options.json = rules & 2;
             options.stops = stops;
