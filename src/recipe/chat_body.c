@@ -474,7 +474,7 @@ static bool set_choice(struct chat_body *body) {
     body->reader->conversation->tool_choice = body->choice;
     return (!body->chosen.data || !body->reader->conversation->tools.count ||
                choose_tool(body->reader, body->chosen)) &&
-           check_prefix_alone(body) && check_choice_against_thinking(body->reader);
+           check_choice_against_thinking(body->reader) && check_prefix_alone(body);
 }
 
 static bool set_format(struct chat_body *body, const struct json **constraint) {
