@@ -8,6 +8,7 @@
 #include "cluster/topo.h"
 #include "kernels/kernels.h"
 #include "model/checkpoint.h"
+#include "recipe/commands.h"
 #include "recipe/parse_command.h"
 
 #include <hdf5.h>     /* H5get_libversion */
@@ -36,6 +37,9 @@ static const struct command commands[] = {
     {"export", command_export, "answers -> results.jsonl, errors.jsonl and results.h5"},
     {"status", command_status, "how far a campaign is"},
     {"score", command_score, "log-probabilities of given texts (on ranks)"},
+    {"tokenize", command_tokenize, "texts -> token ids"},
+    {"detokenize", command_detokenize, "token ids -> texts"},
+    {"render", command_render, "request bodies -> prompts, as the published toolkit makes them"},
     {"parse", command_parse, "what models wrote -> reasoning, content and tool calls"},
     {"topo", command_topo, "the machine, and where ranks and experts are placed"},
     {"inspect", command_inspect, "what a checkpoint, a campaign or one of its files holds"},
@@ -96,7 +100,7 @@ static void print_help(void) {
     printf("usage: nocturne COMMAND [options]\n\n"
            "Runs sets of requests through DeepSeek-V4.1-Flash as batch jobs on a cluster.\n\ncommands:\n");
     for (int i = 0; i < COMMANDS; i++)
-        printf("  %-9s %s\n", commands[i].name, commands[i].summary);
+        printf("  %-10s %s\n", commands[i].name, commands[i].summary);
     printf("\n'nocturne COMMAND --help' shows a command's options. Commands on ranks are started by mpirun "
            "or srun, or alone:\n"
            "  nocturne ingest --input requests.jsonl --model DIR --campaign DIR\n"

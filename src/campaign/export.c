@@ -53,6 +53,7 @@ struct export {
     struct requests *requests;
     struct tokenizer *tokenizer;
     struct answer_writer *answers;
+    struct json_document *document; /* of a request's tools */
     struct part_list list;
     struct indexed_part *parts; /* [parts_used], of the list */
     size_t parts_used;
@@ -85,9 +86,11 @@ static enum result read_needs(struct export *export) {
     for (int64_t i = 0; i < export->total; i++) {
         TRY(requests_read_head(export->requests, i, &head));
         export->needs[i] = (struct need){
-            .kind = KIND_CHAT,
-            .stage = head.thinking ? START_REASONING : START_CONTENT,
-            .thinking = head.thinking,
+            .kind = (uint8_t)head.kind,
+            .stage = (uint8_t)head.start,
+            .thinking = head.start != START_CONTENT && head.start != START_CALLS,
+            .tools = head.parse_tool_calls,
+            .json = head.json_output,
             .logprobs = head.top_logprobs >= 0,
             .image_tokens = head.image_tokens,
         };
@@ -148,6 +151,26 @@ static enum result spool_error(
     return read;
 }
 
+/* What the answer takes from the whole request: stop strings (a Messages answer names the one that ended it)
+ * and the tools' schemas. They last until `whole` is released and the document's next parse. */
+static enum result read_whole(
+    struct export *export, int64_t request, struct answer_request *asked, struct request **whole) {
+    *whole = NULL;
+    if (asked->kind != KIND_MESSAGES && !asked->tools)
+        return OK;
+    TRY(requests_read(export->requests, request, whole));
+    asked->stops = (*whole)->sampling.stops;
+    asked->stop_count = (*whole)->sampling.stop_count;
+    struct text_piece tools = (*whole)->constraint_text;
+    enum constraint_kind constraint = (*whole)->constraint;
+    if (constraint != CONSTRAINT_TOOL_CALL && constraint != CONSTRAINT_TOOL_CALL_REQUIRED)
+        return OK;
+    if (!export->document)
+        TRY(json_document_create(&export->document));
+    enum result status = json_parse(export->document, tools.data, tools.bytes, &asked->tools_schemas);
+    return status == OK ? OK : fail_context(status, "the tools of request %lld", (long long)request);
+}
+
 /* The body of an answer, but for its head. */
 static enum result spool_answer(
     struct export *export, const struct table *part, size_t record, int64_t request) {
@@ -159,17 +182,14 @@ static enum result spool_answer(
         .json = need->json,
         .logprobs = need->logprobs,
         .image_tokens = need->image_tokens};
-    struct request *whole = NULL;
+    struct request *whole;
     char id[HASH_DIGITS + 1];
     line_id(export, 'r', request, id);
-    if (asked.kind == KIND_MESSAGES) { /* it names the stop string that ended it */
-        TRY(requests_read(export->requests, request, &whole));
-        asked.stops = whole->sampling.stops;
-        asked.stop_count = whole->sampling.stop_count;
-    }
-    answer_append(export->answers, part, record, &asked, id, &export->text);
+    enum result status = read_whole(export, request, &asked, &whole);
+    if (status == OK)
+        answer_append(export->answers, part, record, &asked, id, &export->text);
     requests_release(whole);
-    return OK;
+    return status;
 }
 
 static enum result spool_record(struct export *export, const struct table *part, size_t record) {
@@ -504,6 +524,7 @@ static enum result export_run(struct export *export, const char *output, const c
 static void export_free(struct export *export) {
     output_file_abandon(&export->spool);
     answer_writer_free(export->answers);
+    json_document_free(export->document);
     if (export->tokenizer)
         tokenizer_free(export->tokenizer);
     part_list_free(&export->list);

@@ -32,7 +32,7 @@ enum on_duplicate { DUPLICATE_ERROR, DUPLICATE_ERROR_LINE };
 struct ingest_options {
     struct option_list input, model_names;
     const char *model, *campaign, *image_root;
-    bool strict, restart;
+    bool strict, restart, toolkit;
     int on_duplicate;
     int64_t seed, default_max_tokens;
 };
@@ -90,9 +90,10 @@ static enum result set_names(struct ingest *ingest) {
         ingest->names[count++] = options->model_names.items[i];
     struct buffer *text = &ingest->content_options;
     buffer_printf(text,
-        "{\"seed\": %lld, \"default_max_tokens\": %lld, \"strict\": %s, \"on_duplicate\": \"%s\", \"names\": "
-        "[",
+        "{\"seed\": %lld, \"default_max_tokens\": %lld, \"strict\": %s, \"toolkit_options\": %s, "
+        "\"on_duplicate\": \"%s\", \"names\": [",
         (long long)options->seed, (long long)options->default_max_tokens, options->strict ? "true" : "false",
+        options->toolkit ? "true" : "false",
         options->on_duplicate == DUPLICATE_ERROR ? "error" : "error-line");
     for (int i = 1; i < count; i++) {
         buffer_append_text(text, i > 1 ? ", " : "");
@@ -127,6 +128,7 @@ static enum result open_model(struct ingest *ingest) {
         .images = config->vision.present,
         .context = config->max_position_embeddings,
         .strict = ingest->options->strict,
+        .toolkit = ingest->options->toolkit,
         .default_max_tokens = (int32_t)ingest->options->default_max_tokens};
     return request_parser_create(ingest->tokenizer, &options, &ingest->parser);
 }
@@ -538,6 +540,10 @@ enum result command_ingest(int argc, char **argv) {
             .kind = OPTION_FLAG,
             .value = &values.strict,
             .help = "any bad line or unknown field makes the whole ingest fail"},
+        {.name = "toolkit-options",
+            .kind = OPTION_FLAG,
+            .value = &values.toolkit,
+            .help = "force and refuse sampling options as the published toolkit does"},
         {.name = "on-duplicate",
             .kind = OPTION_CHOICE,
             .value = &values.on_duplicate,

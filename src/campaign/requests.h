@@ -78,7 +78,10 @@ struct request_head {
     int32_t file;
     int64_t line;
     struct text_piece custom_id, model;
+    enum request_kind kind;
     bool thinking;
+    enum start_stage start;
+    bool parse_tool_calls, json_output;
     int32_t top_logprobs;
     int32_t image_tokens;
 };

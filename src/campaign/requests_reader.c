@@ -237,6 +237,12 @@ static bool block_flag(const struct block *block, int column, int64_t index) {
     return ((const uint8_t *)table_values(&block->table, column))[index - block->first] != 0;
 }
 
+/* One of a few words; what is above `most`, from a newer program, is 0. */
+static int block_word(const struct block *block, int column, int64_t index, int most) {
+    uint8_t word = ((const uint8_t *)table_values(&block->table, column))[index - block->first];
+    return word <= most ? word : 0;
+}
+
 static enum result read_inputs(struct requests *made) {
     struct reader reader;
     struct block block = {0};
@@ -538,7 +544,15 @@ static void take_request(struct pieces *pieces, const struct requests *requests,
     int32_t values;
     request->file = block_int32(block, REQUEST_FILE, index);
     request->line = block_int64(block, REQUEST_LINE, index);
+    request->kind = (enum request_kind)block_word(block, REQUEST_KIND, index, KIND_MESSAGES);
     request->thinking = block_flag(block, REQUEST_THINKING, index);
+    request->start = (enum start_stage)block_word(block, REQUEST_START, index, START_CALLS);
+    request->parse_tool_calls = block_flag(block, REQUEST_PARSE_TOOL_CALLS, index);
+    request->json_output = block_flag(block, REQUEST_JSON_OUTPUT, index);
+    request->constraint =
+        (enum constraint_kind)block_word(block, REQUEST_CONSTRAINT, index, CONSTRAINT_TOOL_CALL_REQUIRED);
+    request->constraint_text =
+        take_text(pieces, block_text(block, reader, REQUEST_CONSTRAINT_TEXT, (uint64_t)index));
     request->custom_id = take_text(pieces, block_text(block, reader, REQUEST_CUSTOM_ID, (uint64_t)index));
     request->model = take_text(pieces, block_text(block, reader, REQUEST_MODEL, (uint64_t)index));
     request->token_ids =
@@ -585,7 +599,11 @@ enum result requests_read_head(struct requests *requests, int64_t index, struct 
         [REQUEST_CUSTOM_ID_OFFSETS] = true,
         [REQUEST_MODEL] = true,
         [REQUEST_MODEL_OFFSETS] = true,
+        [REQUEST_KIND] = true,
         [REQUEST_THINKING] = true,
+        [REQUEST_START] = true,
+        [REQUEST_PARSE_TOOL_CALLS] = true,
+        [REQUEST_JSON_OUTPUT] = true,
         [REQUEST_TOP_LOGPROBS] = true,
         [REQUEST_IMAGE_TOKENS] = true};
     const struct reader *reader = &requests->requests;
@@ -595,7 +613,11 @@ enum result requests_read_head(struct requests *requests, int64_t index, struct 
         .line = block_int64(block, REQUEST_LINE, index),
         .custom_id = block_text(block, reader, REQUEST_CUSTOM_ID, (uint64_t)index),
         .model = block_text(block, reader, REQUEST_MODEL, (uint64_t)index),
+        .kind = (enum request_kind)block_word(block, REQUEST_KIND, index, KIND_MESSAGES),
         .thinking = block_flag(block, REQUEST_THINKING, index),
+        .start = (enum start_stage)block_word(block, REQUEST_START, index, START_CALLS),
+        .parse_tool_calls = block_flag(block, REQUEST_PARSE_TOOL_CALLS, index),
+        .json_output = block_flag(block, REQUEST_JSON_OUTPUT, index),
         .top_logprobs = block_int32(block, REQUEST_TOP_LOGPROBS, index),
         .image_tokens = block_int32(block, REQUEST_IMAGE_TOKENS, index)};
     return OK;

@@ -258,7 +258,14 @@ enum result requests_writer_add(struct requests_writer *writer, const struct req
     TRY(table_append_int64(table, REQUEST_LINE, request->line));
     TRY(table_append_ragged(table, REQUEST_CUSTOM_ID, request->custom_id.data, request->custom_id.bytes));
     TRY(table_append_ragged(table, REQUEST_MODEL, request->model.data, request->model.bytes));
+    TRY(table_append_byte(table, REQUEST_KIND, (uint8_t)request->kind));
     TRY(table_append_byte(table, REQUEST_THINKING, request->thinking));
+    TRY(table_append_byte(table, REQUEST_START, (uint8_t)request->start));
+    TRY(table_append_byte(table, REQUEST_PARSE_TOOL_CALLS, request->parse_tool_calls));
+    TRY(table_append_byte(table, REQUEST_JSON_OUTPUT, request->json_output));
+    TRY(table_append_byte(table, REQUEST_CONSTRAINT, (uint8_t)request->constraint));
+    TRY(table_append_ragged(
+        table, REQUEST_CONSTRAINT_TEXT, request->constraint_text.data, request->constraint_text.bytes));
     TRY(table_append_ragged(table, REQUEST_TOKEN_IDS, request->token_ids, (size_t)request->token_count));
     TRY(add_images(table, request));
     TRY(add_sampling(table, &request->sampling));

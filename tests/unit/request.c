@@ -226,7 +226,7 @@ static void check_refused(struct request_parser *parser, const struct refused *e
     struct request_error error;
     if (parse(parser, expected->line, strlen(expected->line), &request, &error))
         fail_msg("accepted: %s", expected->line);
-    if (strcmp(error.message, expected->message) != 0)
+    if (expected->message && strcmp(error.message, expected->message) != 0)
         fail_msg("%s\n  expected: %s\n  found: %s", expected->line, expected->message, error.message);
     assert_int_equal(error.status, expected->status);
     assert_string_equal(error.code, expected->code);
@@ -259,7 +259,7 @@ static void refuses_bad_lines(void **state) {
         {"{\"custom_id\":\"a\",\"method\":\"GET\"}", 400, CODE_VALUE, "method",
             "method: expected \"POST\", found \"GET\""},
         {"{\"custom_id\":\"a\",\"method\":\"POST\",\"url\":\"/v1/embeddings\"}", 400, CODE_VALUE, "url",
-            "url: expected \"/v1/chat/completions\", found \"/v1/embeddings\""},
+            "url: expected /v1/chat/completions, /v1/responses or /v1/messages, found \"/v1/embeddings\""},
         {"{\"custom_id\":\"a\",\"method\":\"POST\",\"url\":\"/v1/chat/completions\"}", 400, CODE_MISSING,
             "body", "body: expected an object, found nothing: the field is required"},
         {"{\"custom_id\":\"a\",\"method\":\"POST\",\"url\":\"/v1/chat/completions\",\"body\":[]}", 400,
@@ -346,9 +346,23 @@ static void refuses_bad_fields(void **state) {
         BAD("\"logprobs\":false,\"top_logprobs\":0", CODE_VALUE, "top_logprobs", "needs logprobs to be true"),
         BAD("\"stream\":true", CODE_VALUE, "stream", "expected false: a campaign's answers are whole"),
         BAD("\"stream\":\"no\"", CODE_VALUE, "stream", "expected true or false, found \"no\""),
-        BAD("\"tools\":[{}]", CODE_UNSUPPORTED, "tools", "is not supported by this version; leave it out"),
+        BAD("\"tools\":[{}]", CODE_MISSING, "tools[0].type",
+            "expected \"function\", found nothing: the field is required"),
+        BAD("\"functions\":[]", CODE_UNSUPPORTED, "functions",
+            "is not supported by this version; leave it out"),
+        BAD("\"response_format\":{\"type\":\"regex\",\"regex\":\"a\"}", CODE_UNSUPPORTED, "response_format",
+            "answers held to a format are not supported by this version; leave it out"),
+        BAD("\"thinking\":{\"type\":\"disabled\"},\"tool_choice\":\"required\",\"tools\":[{\"type\":"
+            "\"function\","
+            "\"function\":{\"name\":\"f\"}}]",
+            CODE_UNSUPPORTED, "tool_choice",
+            "a required call is not supported by this version; let it be auto"),
+        BAD("\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"image_url\",\"image_url\":{\"url\":"
+            "\"a.png\"}}]}]",
+            CODE_UNSUPPORTED, "messages[0].content[0].image_url.url",
+            "images are not supported by this version"),
         BAD("\"messages\":[{\"role\":\"user\",\"content\":1}]", CODE_VALUE, "messages[0].content",
-            "expected a string or an array of text parts, found 1"),
+            "expected a string or an array of parts, found 1"),
     };
     struct request_parser *parser = make_parser(false, CONTEXT, 0);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
@@ -390,6 +404,169 @@ static void unknown_fields(void **state) {
         "min_tokens: unknown field; leave it out, or run without --strict"};
     check_refused(parser, &strict);
     accept(parser, LINE(",\"user\":\"u\""));
+    request_parser_free(parser);
+}
+
+/* ---- kinds ---- */
+
+#define RESPONSES(fields)                                                                                    \
+    "{\"custom_id\":\"a\",\"method\":\"POST\",\"url\":\"/v1/"                                                \
+    "responses\",\"body\":{\"model\":\"nano\"," fields "}}"
+#define MESSAGES(fields)                                                                                     \
+    "{\"custom_id\":\"a\",\"method\":\"POST\",\"url\":\"/v1/messages\",\"body\":{\"model\":\"nano\"," fields \
+    "}}"
+#define TOOL                                                                                                 \
+    "{\"type\":\"function\",\"function\":{\"name\":\"f\",\"description\":null,\"parameters\":{},\"strict\":" \
+    "null}}"
+
+static void the_url_says_the_kind(void **state) {
+    (void)state;
+    struct request_parser *parser = make_parser(true, CONTEXT, 0);
+    struct request request = accept(parser, LINE(PLAIN));
+    assert_int_equal(request.kind, KIND_CHAT);
+    assert_int_equal(request.start, START_CONTENT);
+    assert_int_equal(request.constraint, CONSTRAINT_NONE);
+    assert_int_equal(request.constraint_text.bytes, 0);
+    assert_false(request.parse_tool_calls || request.json_output);
+
+    request = accept(parser,
+        RESPONSES(
+            "\"input\":\"hi\",\"max_output_tokens\":9,\"top_logprobs\":2,\"user\":\"u\",\"store\":false,"
+            "\"tools\":[{\"type\":\"function\",\"name\":\"f\"}],\"seed\":3,\"temperature\":0.25"));
+    assert_int_equal(request.kind, KIND_RESPONSES);
+    assert_true(request.thinking && request.parse_tool_calls);
+    assert_int_equal(request.start, START_REASONING);
+    assert_int_equal(request.constraint, CONSTRAINT_TOOL_CALL);
+    assert_true(piece_is(request.constraint_text, "[" TOOL "]"));
+    assert_int_equal(request.sampling.max_tokens, 9);
+    assert_int_equal(request.sampling.top_logprobs, 2);
+    assert_true(request.sampling.has_seed && request.sampling.temperature == 0.25f);
+
+    request = accept(parser,
+        MESSAGES("\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}],\"max_tokens\":3000,\"top_k\":7,"
+                 "\"stop_sequences\":[\"x\",\"y\"],\"system\":\"s\",\"thinking\":{\"type\":\"disabled\"},"
+                 "\"metadata\":{\"user_id\":\"u\"}"));
+    assert_int_equal(request.kind, KIND_MESSAGES);
+    assert_int_equal(request.sampling.max_tokens, 3000);
+    assert_int_equal(request.sampling.top_k, 7);
+    assert_int_equal(request.sampling.stop_count, 2);
+    assert_false(request.thinking);
+    request_parser_free(parser);
+}
+
+static void refuses_by_kind(void **state) {
+    (void)state;
+    static const struct refused cases[] = {
+        {RESPONSES("\"messages\":[]"), 400, CODE_UNKNOWN, "messages",
+            "messages: unknown field; leave it out, or run without --strict"},
+        {RESPONSES("\"input\":[]"), 400, CODE_VALUE, "input",
+            "input: expected at least one item, found an empty array"},
+        {RESPONSES("\"input\":\"a\",\"previous_response_id\":\"r\""), 400, CODE_UNSUPPORTED,
+            "previous_response_id", "previous_response_id: is not supported by this version; leave it out"},
+        {RESPONSES("\"input\":\"a\",\"max_output_tokens\":5000"), 400, "context_length_exceeded",
+            "max_output_tokens", NULL},
+        {MESSAGES("\"messages\":[{\"role\":\"user\",\"content\":[]}]"), 400, CODE_VALUE,
+            "messages[0].content", "messages[0].content: expected at least one block, found an empty array"},
+        {MESSAGES("\"messages\":[],\"stop_sequences\":\"x\""), 400, CODE_VALUE, "stop_sequences",
+            "stop_sequences: expected an array of 1 to 16 strings, found \"x\""},
+    };
+    struct request_parser *parser = make_parser(true, CONTEXT, 0);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        check_refused(parser, &cases[i]);
+    request_parser_free(parser);
+}
+
+/* Beyond the toolkit: what other servers take. */
+static void takes_what_others_take(void **state) {
+    (void)state;
+    static const char *const lines[] = {
+        LINE(",\"messages\":[{\"role\":\"developer\",\"content\":\"x\"},{\"role\":\"user\",\"content\":\"y\"}"
+             "]"),
+        MESSAGES(
+            "\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],\"tools\":[{\"type\":\"custom\",\"name\":"
+            "\"f\",\"input_schema\":{\"type\":\"object\"}}]"),
+        MESSAGES("\"messages\":[{\"role\":\"user\",\"content\":\"x\"},{\"role\":\"assistant\",\"content\":[{"
+                 "\"type\":"
+                 "\"redacted_thinking\",\"data\":\"d\"},{\"type\":\"text\",\"text\":\"y\"}]}]"),
+        LINE(",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"strict\":true}},{\"type\":"
+             "\"function\",\"function\":{\"name\":\"g\"}}]"),
+    };
+    struct request_parser *parser = make_parser(false, CONTEXT, 0);
+    for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++)
+        accept(parser, lines[i]);
+    request_parser_free(parser);
+}
+
+static struct request_parser *make_other_parser(bool toolkit, bool images) {
+    struct request_options options = {
+        .model_names = names, .context = CONTEXT, .toolkit = toolkit, .images = images};
+    struct request_parser *parser = NULL;
+    if (request_parser_create(tokenizer, &options, &parser) != OK)
+        fail_msg("%s", error_message());
+    return parser;
+}
+
+static void toolkit_options(void **state) {
+    (void)state;
+    struct request_parser *parser = make_other_parser(true, false);
+    struct request request =
+        accept(parser, LINE(",\"temperature\":0.5,\"top_p\":0.5,\"max_completion_tokens\":1,\"stop\":\"x\""));
+    assert_true(request.sampling.temperature == 1 && request.sampling.top_p == 0.95f);
+    assert_int_equal(request.sampling.max_tokens, CONTEXT - request.token_count);
+    assert_int_equal(request.sampling.stop_count, 1);
+    request = accept(parser, LINE(PLAIN ",\"temperature\":0.5,\"top_p\":0.5,\"top_k\":5,\"max_tokens\":7,"
+                                        "\"logprobs\":true,\"stream\":true"));
+    assert_true(request.sampling.temperature == 0.5f && request.sampling.top_p == 1);
+    assert_int_equal(request.sampling.top_k, 0);
+    assert_int_equal(request.sampling.max_tokens, 7);
+    assert_int_equal(request.sampling.top_logprobs, 0);
+    static const struct refused refused[] = {
+        {LINE(",\"n\":2"), 400, CODE_VALUE, "n", "n: expected 1, found 2"},
+        {LINE(",\"messages\":[{\"role\":\"developer\",\"content\":\"x\"}]"), 400, CODE_VALUE,
+            "messages[0].role",
+            "messages[0].role: expected system, user, assistant, tool or latest_reminder, found "
+            "\"developer\""},
+    };
+    for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++)
+        check_refused(parser, &refused[i]);
+    request_parser_free(parser);
+}
+
+static void places_images(void **state) {
+    (void)state;
+    const char *line =
+        LINE(PLAIN ",\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"image_url\",\"image_url\":"
+                   "{\"url\":\"a.png\",\"detail\":\"low\"}},{\"type\":\"text\",\"text\":\"and\"},{\"type\":"
+                   "\"image_url\",\"image_url\":{\"url\":\"data:image/png;base64,AA==\"}}]}]");
+    int32_t marker = tokenizer_added_id(tokenizer, "<｜deepseek_image｜>");
+    if (marker < 0)
+        skip();
+    struct request_parser *parser = make_other_parser(false, true);
+    struct request request = accept(parser, line);
+    struct request_error error;
+    size_t count;
+    bool accepted = false;
+    const struct image_reference *images = request_images(parser, &count);
+    assert_int_equal(count, 2);
+    assert_true(piece_is(images[0].reference, "a.png") && images[0].detail == DETAIL_LOW);
+    assert_true(piece_is(images[1].path, "messages[0].content[2].image_url.url"));
+    int32_t before = request.token_count;
+    static const int64_t indices[] = {8, 5};
+    static const int32_t tokens[] = {7, 11}, many[] = {7, CONTEXT};
+    assert_int_equal(request_place_images(parser, indices, tokens, &request, &error, &accepted), OK);
+    assert_true(accepted);
+    assert_int_equal(request.token_count, before + 6 + 10);
+    assert_int_equal(request.image_count, 2);
+    assert_int_equal(request.image_tokens, 18);
+    for (int32_t i = 0; i < 2; i++) {
+        assert_int_equal(request.images[i].image, indices[i]);
+        for (int32_t k = 0; k < tokens[i]; k++)
+            assert_int_equal(request.token_ids[request.images[i].position + k], marker);
+        assert_int_not_equal(request.token_ids[request.images[i].position + tokens[i]], marker);
+    }
+    assert_int_equal(request_place_images(parser, indices, many, &request, &error, &accepted), OK);
+    assert_false(accepted);
+    assert_string_equal(error.code, "context_length_exceeded");
     request_parser_free(parser);
 }
 
@@ -480,6 +657,11 @@ int main(void) {
         cmocka_unit_test(refuses_bad_fields),
         cmocka_unit_test(errors_name_the_request),
         cmocka_unit_test(unknown_fields),
+        cmocka_unit_test(the_url_says_the_kind),
+        cmocka_unit_test(refuses_by_kind),
+        cmocka_unit_test(takes_what_others_take),
+        cmocka_unit_test(toolkit_options),
+        cmocka_unit_test(places_images),
         cmocka_unit_test(survives_damaged_lines),
         cmocka_unit_test(memory_stays_flat),
         cmocka_unit_test(a_large_line_is_quick),

@@ -38,7 +38,13 @@ static void assert_same_request(const struct request *found, int i) {
     assert_int_equal(found->line, expected.line);
     assert_text(found->custom_id, expected.custom_id);
     assert_text(found->model, expected.model);
+    assert_int_equal(found->kind, expected.kind);
     assert_int_equal(found->thinking, expected.thinking);
+    assert_int_equal(found->start, expected.start);
+    assert_int_equal(found->parse_tool_calls, expected.parse_tool_calls);
+    assert_int_equal(found->json_output, expected.json_output);
+    assert_int_equal(found->constraint, expected.constraint);
+    assert_text(found->constraint_text, expected.constraint_text);
     assert_int_equal(found->token_count, expected.token_count);
     assert_memory_equal(found->token_ids, expected.token_ids, (size_t)expected.token_count * 4);
     assert_int_equal(found->image_tokens, expected.image_tokens);
@@ -84,6 +90,10 @@ static void round_trip(void **state) {
         struct request expected = test_request(i);
         assert_text(head.custom_id, expected.custom_id);
         assert_text(head.model, expected.model);
+        assert_int_equal(head.kind, expected.kind);
+        assert_int_equal(head.start, expected.start);
+        assert_int_equal(head.parse_tool_calls, expected.parse_tool_calls);
+        assert_int_equal(head.json_output, expected.json_output);
         assert_int_equal(head.top_logprobs, expected.sampling.top_logprobs);
         assert_int_equal(head.image_tokens, expected.image_tokens);
     }
@@ -282,7 +292,7 @@ static void full_disk(void **state) {
 
 static void header_is_strict(void **state) {
     (void)state;
-    struct file_header header = {.format = "nocturne.results", .version = 1, .bytes = 1234, .records = 3},
+    struct file_header header = {.format = "nocturne.results", .version = FORMAT_VERSION, .bytes = 1234, .records = 3},
                        again;
     memset(header.requests, 'a', HASH_DIGITS);
     memset(header.content_hash, 'b', HASH_DIGITS);
