@@ -187,7 +187,8 @@ static const struct reply *parse_choice(
         .tools = request->tools,
         .json = request->json,
         .as_ids = true,
-        .skip_special = true};
+        .skip_special = true,
+        .tools_schemas = request->tools_schemas};
     size_t whole = choice->text_tokens, bytes = choice->text_bytes;
     if (choice->stopped_by_text)
         whole = tokens_before_cut(writer, choice, &bytes);

@@ -16,7 +16,8 @@ struct answer_request {
     enum request_kind kind;
     enum start_stage stage;
     bool thinking, tools, json, logprobs;
-    int32_t image_tokens; /* of the prompt */
+    int32_t image_tokens;             /* of the prompt */
+    const struct json *tools_schemas; /* as in struct reply_options; used during the call */
     const struct text_piece
         *stops; /* [stop_count], for the stop string that a Messages answer names; may be NULL */
     int32_t stop_count;
