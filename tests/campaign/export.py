@@ -205,6 +205,56 @@ def small(folder):
     return campaign
 
 
+def request(custom_id, url, **body):
+    return json.dumps({"custom_id": custom_id, "method": "POST", "url": url, "body": body}) + "\n"
+
+
+def kinds(folder):
+    """Bodies of all three kinds; a call's arguments are an object, and exports don't differ."""
+    os.makedirs(folder + "/kinds")
+    schema = {"type": "object", "properties": {"k": {"type": "string"}}}
+    with open(folder + "/kinds/in.jsonl", "w", encoding="utf-8") as file:
+        for i in range(4):
+            file.write(request(f"chat{i}", "/v1/chat/completions", model="nano",
+                               messages=[{"role": "user", "content": "Hi"}], thinking={"type": "disabled"},
+                               tools=[{"type": "function", "function": {"name": "f", "parameters": schema}}]))
+            file.write(request(f"responses{i}", "/v1/responses", model="nano", input="Hi",
+                               tools=[{"type": "function", "name": "f", "parameters": schema}]))
+            file.write(request(f"messages{i}", "/v1/messages", model="nano", max_tokens=30,
+                               messages=[{"role": "user", "content": "Hi"}], stop_sequences=["END"],
+                               tools=[{"name": "f", "input_schema": schema}]))
+    campaign = folder + "/kinds/campaign"
+    nocturne("ingest", "--input", folder + "/kinds/in.jsonl", "--model", model, "--campaign", campaign)
+    write_results(campaign, 0)
+    nocturne("export", "--campaign", campaign)
+    found = load(campaign + "/results.jsonl")
+    assert {one["custom_id"][:4] for one in found} == {"chat", "resp", "mess"}, found
+    called = 0
+    for one in found:
+        body, kind = one["response"]["body"], one["custom_id"].rstrip("0123456789")
+        if kind == "chat":
+            message = body["choices"][0]["message"]
+            assert body["object"] == "chat.completion" and "reasoning_content" not in message
+            calls = [(call["function"]["name"], json.loads(call["function"]["arguments"]), call["id"])
+                     for call in message.get("tool_calls", [])]
+            assert (body["choices"][0]["finish_reason"] == "tool_calls") == bool(calls)
+        elif kind == "responses":
+            assert body["object"] == "response" and body["id"].startswith("resp_") and body["status"] == "completed"
+            assert body["output"][0]["type"] == "reasoning", body
+            calls = [(item["name"], json.loads(item["arguments"]), item["call_id"])
+                     for item in body["output"] if item["type"] == "function_call"]
+            assert body["usage"]["output_tokens_details"]["reasoning_tokens"] > 0
+        else:
+            assert body["type"] == "message" and body["role"] == "assistant" and body["id"].startswith("msg_")
+            calls = [(block["name"], block["input"], block["id"])
+                     for block in body["content"] if block["type"] == "tool_use"]
+            assert (body["stop_reason"] == "tool_use") == bool(calls) and body["stop_sequence"] is None
+        for name, arguments, call_id in calls:
+            assert name == "f" and arguments == {"k": "5"} and re.fullmatch(r"call_00_[A-Za-z0-9]{20}\d{4}", call_id)
+            called += 1
+    assert called == len(found)
+
+
 def full(campaign):
     """A write that fails leaves the old file as it is."""
     with open(campaign + "/results.jsonl", "rb") as file:
@@ -258,6 +308,7 @@ def speed(folder):
 with tempfile.TemporaryDirectory() as scratch:
     made = small(scratch)
     full(made)
+    kinds(scratch)
     damaged(made)
     nothing_left(scratch, made)
     speed(scratch)

@@ -8,11 +8,51 @@
 #include <stdlib.h> /* strtol */
 #include <string.h> /* strcmp */
 
-enum { TOKENS = 24, TOP = 3 };
+enum { TOKENS = 24, TOP = 3, CALL_TOKENS_MOST = 256 };
 
 /* Token t of choice c of a request: some of them are only parts of a character. */
 static int32_t token_of(int64_t request, int c, int t, int32_t size) {
     return (int32_t)((request * 131 + c * 37 + t * 17) % (size - 64));
+}
+
+/* An answer that calls a tool, its one argument told of as a number. */
+static enum result write_call(struct results_writer *writer, const struct tokenizer *tokenizer,
+    const struct request *request, int64_t index) {
+    static const char reasoning[] = "Hm.\n</think>";
+    static const char call[] = "\n\n<｜DSML｜ calls>\n<｜DSML｜ invoke name=\"f\">\n<｜DSML｜ parameter "
+                               "name=\"k\" string=\"false\">5"
+                               "</｜DSML｜ parameter>\n</｜DSML｜ invoke>\n</｜DSML｜ calls>";
+    static const float logprobs[CALL_TOKENS_MOST];
+    struct token_list ids = {0};
+    struct buffer text = {0};
+    enum result status = OK;
+    if (request->thinking)
+        TRY_GOTO(status, tokenizer_encode(tokenizer, reasoning, sizeof reasoning - 1, &ids), done);
+    TRY_GOTO(status, tokenizer_encode(tokenizer, call, sizeof call - 1, &ids), done);
+    size_t text_tokens = ids.count;
+    token_list_append(&ids, &(int32_t){1}, 1); /* EOS */
+    if (ids.count > CALL_TOKENS_MOST) {
+        status = fail(ERROR_INTERNAL, "a call of %zu tokens", ids.count);
+        goto done;
+    }
+    tokenizer_decode(tokenizer, ids.ids, text_tokens, true, &text);
+    struct choice_result choice = {.token_count = (int32_t)ids.count,
+        .token_ids = ids.ids,
+        .logprobs = logprobs,
+        .text = {text.data, text.bytes},
+        .text_tokens = (int32_t)text_tokens,
+        .cause = STOP_EOS,
+        .stop_index = -1};
+    struct request_result result = {.request = index,
+        .prompt_tokens = request->token_count,
+        .choice_count = 1,
+        .choices = &choice,
+        .finished_at = 1700000000.0};
+    status = results_writer_add(writer, &result);
+done:
+    free(ids.ids);
+    buffer_free(&text);
+    return status;
 }
 
 static enum result write_one(struct results_writer *writer, const struct tokenizer *tokenizer,
@@ -90,7 +130,7 @@ static enum result write_all(const char *folder, int64_t skip, struct requests *
         if (skip && i % skip == skip - 1)
             continue;
         TRY(requests_read(requests, i, &request));
-        TRY(write_one(writer, tokenizer, request, i));
+        TRY((request->parse_tool_calls ? write_call : write_one)(writer, tokenizer, request, i));
         requests_release(request);
         if (results_writer_pending(writer) >= (requests_count(requests) > 1000 ? 1000 : 4))
             TRY(results_writer_flush(writer));
