@@ -38,9 +38,9 @@ struct reply_options {
     const struct text_piece
         *stops; /* copied; empty ones never match. They end content, not reasoning or calls */
     int32_t stop_count;
-    /* REPLY_REPAIRED: array of {"name", "parameters": JSON Schema}, or of these as "function", or NULL. A value whose property allows
-     * strings only becomes a string, and a string whose property allows none becomes the JSON value it
-     * spells. Used until reply_finish. */
+    /* REPLY_REPAIRED: array of {"name", "parameters": JSON Schema}, or of these as "function", or NULL. A
+     * value whose property allows strings only becomes a string, and a string whose property allows none
+     * becomes the JSON value it spells. Used until reply_finish. */
     const struct json *tools_schemas;
 };
 
