@@ -43,14 +43,15 @@ MUST_CHECK enum result campaign_open(
 void campaign_close(struct campaign *campaign); /* releases the lock */
 const char *campaign_folder(const struct campaign *campaign);
 
-/* Removes temporary files of earlier runs below the phase's folder, and sets aside (renames to *.damaged, with a warning that names the file and
- * the fault) every part that is torn, truncated, foreign (of another requests.h5) or fails its checksums. Under the lock. A part of another
- * `identity` is ERROR_CONFLICT with both identities' difference named, unless `restart`, which removes all parts. `phase` is "vision", "prefill"
- * or "results". */
+/* Removes temporary files of earlier runs below the phase's folder, and sets aside (renames to *.damaged, with a
+ * warning that names the file and the fault) every part that is torn, truncated, foreign (of another requests.h5) or
+ * fails its checksums. Under the lock. A part of another `identity` is ERROR_CONFLICT with both identities' difference
+ * named, unless `restart`, which removes all parts. `phase` is "vision", "prefill" or "results". */
 MUST_CHECK enum result campaign_sweep(
     struct campaign *campaign, const char *phase, const char *identity, bool restart);
 
-/* Which requests (for "vision": images) have a complete record below `phase`: done [total], by index; *count of them. Reads the parts' index datasets. */
+/* Which requests (for "vision": images) have a complete record below `phase`: done [total], by index; *count of
+ * them. Reads the parts' index datasets. */
 MUST_CHECK enum result campaign_done(
     const struct campaign *campaign, const char *phase, int64_t total, uint8_t *done, int64_t *count);
 

@@ -239,8 +239,8 @@ static void part_forget(struct open_part *part) {
 static enum result part_load(struct embeddings *embeddings, int32_t index, struct open_part *part) {
     const char *path = embeddings->list.parts[index].path;
     struct file_header header;
-    int32_t hidden;
-    size_t rows;
+    int32_t hidden = 0;
+    size_t rows = 0;
     enum result status;
     TRY_GOTO(status, part_open(path, EMBEDDINGS_FORMAT, false, &header, &part->file), done);
     TRY_GOTO(status, embeddings_part_read(part->file, path, &header, &part->table, &hidden), done);
@@ -346,18 +346,22 @@ static void link_newest(struct embeddings *embeddings, struct kept_span *span) {
     embeddings->newest = span;
 }
 
+static void drop_oldest(struct embeddings *embeddings) {
+    struct kept_span *dropped = embeddings->oldest;
+    embeddings->oldest = dropped->newer;
+    *(dropped->newer ? &dropped->newer->older : &embeddings->newest) = NULL;
+    embeddings->places[dropped->image].kept = NULL;
+    embeddings->kept_bytes -= (int64_t)span_bytes(embeddings, dropped->image);
+    free(dropped);
+}
+
 /* Keeps a copy of a span; without memory it's just not kept. */
 static void keep_span(struct embeddings *embeddings, int64_t image, const float *rows) {
     size_t bytes = span_bytes(embeddings, image);
     if ((int64_t)bytes > embeddings->most_bytes)
         return;
-    while (embeddings->kept_bytes + (int64_t)bytes > embeddings->most_bytes) {
-        struct kept_span *dropped = embeddings->oldest;
-        unlink_span(embeddings, dropped);
-        embeddings->places[dropped->image].kept = NULL;
-        embeddings->kept_bytes -= (int64_t)span_bytes(embeddings, dropped->image);
-        free(dropped);
-    }
+    while (embeddings->kept_bytes + (int64_t)bytes > embeddings->most_bytes)
+        drop_oldest(embeddings);
     struct kept_span *span = malloc(sizeof *span + bytes);
     if (!span)
         return;

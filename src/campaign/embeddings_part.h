@@ -18,8 +18,8 @@ enum embeddings_column {
 };
 extern const struct column embeddings_columns[EMBEDDING_COLUMNS];
 
-/* Reads all columns but the rows, and checks that all agree; *hidden: values of a row. `table` is created here, and freed
- * on failure. */
+/* Reads all columns but the rows, and checks that all agree; *hidden: values of a row. `table` is created here,
+ * and freed on failure. */
 MUST_CHECK enum result embeddings_part_read(
     hid_t file, const char *path, const struct file_header *header, struct table *table, int32_t *hidden);
 /* The same checks, nothing kept. */

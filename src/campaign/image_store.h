@@ -1,7 +1,8 @@
 /* The images of a campaign while ingest reads its requests: found, decoded as a check, and each stored once.
  *
- * For each request: image_store_load, and image_store_commit when the request is taken; images of a request that is refused
- * in the end are dropped by the next load. Memory: some 50 bytes an image, and the bytes of one request's images. */
+ * For each request: image_store_load, and image_store_commit when the request is taken; images of a request that
+ * is refused in the end are dropped by the next load. Memory: some 64 to 128 bytes an image, and the bytes of one
+ * request's images. */
 #ifndef NOCTURNE_CAMPAIGN_IMAGE_STORE_H
 #define NOCTURNE_CAMPAIGN_IMAGE_STORE_H
 

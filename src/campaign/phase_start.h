@@ -9,8 +9,8 @@
 
 enum { IDENTITY_BYTES = 512 };
 
-/* Opens the campaign and its requests on all ranks; rank 0 takes the lock. Collective over the run. What was opened is the
- * caller's to close, after a failure too. */
+/* Opens the campaign and its requests on all ranks; rank 0 takes the lock. Collective over the run. What was opened
+ * is the caller's to close, after a failure too. */
 MUST_CHECK enum result phase_open_campaign(
     const struct launch *launch, const char *folder, struct campaign **campaign, struct requests **requests);
 

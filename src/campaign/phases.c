@@ -1,4 +1,5 @@
-/* prefill, decode and run: from a campaign's requests (and the embeddings of their images), over ranks, to states and results.
+/* prefill, decode and run: from a campaign's requests, and the embeddings of their images, over ranks, to states and
+ * results.
  *
  * Rank 0 takes the campaign's lock, sweeps and reads what is done; all ranks then read requests and states
  * and write parts of their own. Each stage that may fail on one rank alone is agreed by all, so that nobody

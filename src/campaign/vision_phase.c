@@ -1,7 +1,7 @@
 /* vision: each image of a campaign through the encoder, once, over ranks.
  *
- * Images are dealt out to ranks; each works alone on its share. They agree every few seconds on how far they are, on stopping
- * and on failures, so that nobody waits long for a rank that has gone. */
+ * Images are dealt out to ranks; each works alone on its share. They agree every few seconds on how far they are, on
+ * stopping and on failures, so that nobody waits long for a rank that has gone. */
 #include "base/buffer.h"
 #include "base/log.h"
 #include "base/signals.h"

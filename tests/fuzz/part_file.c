@@ -1,10 +1,13 @@
 /* Any bytes as a campaign's file, and files whose checksums are right but whose values are not.
  *
- * The first byte says what follows. 0 mod 4: the rest is a whole file. Else: edits of the columns of a good file (1: a part of results,
- * 2: a part of states, 3: requests.h5), which is then written with right checksums and read by all that reads such files. An edit is 12
- * bytes: column, kind, row (2), value (8). HDF5's own reading of damaged metadata is out of reach on purpose: the content hash
- * refuses such a file before the library sees it. */
+ * The first byte says what follows. 0 mod 4: the rest is a whole file. Else: edits of the columns of a good file (1: a
+ * part of results, 2: a part of states, 3: requests.h5; from 200 on: a part of embeddings), which is then written with
+ * right checksums and read by all that reads such files. An edit is 12 bytes: column, kind, row (2), value (8).
+ * HDF5's own reading of damaged metadata is out of reach on purpose: the content hash refuses such a file before the
+ * library sees it. */
 #include "campaign/answers.h"
+#include "campaign/embeddings.h"
+#include "campaign/embeddings_part.h"
 #include "campaign/parts.h"
 #include "campaign/requests.h"
 #include "campaign/requests_columns.h"
@@ -19,14 +22,14 @@
 #include <sys/stat.h>
 #include <unistd.h> /* unlink, rmdir */
 
-enum { RECORDS = 3, MOST_COLUMNS = 64, EDIT_BYTES = 12, SECTIONS = 2 };
-enum format { WHOLE_FILE, RESULTS_PART, STATES_PART, REQUESTS_FILE };
+enum { RECORDS = 3, MOST_COLUMNS = 128, EDIT_BYTES = 12, SECTIONS = 2, HIDDEN = 2 };
+enum format { WHOLE_FILE, RESULTS_PART, STATES_PART, REQUESTS_FILE, EMBEDDINGS_PART };
 
 /* A column of a file in memory. */
 struct item {
     struct column column;
     struct vector data;
-    size_t row_bytes; /* 0: one-dimensional */
+    size_t row_values; /* 0: one-dimensional */
 };
 
 struct good_file {
@@ -35,7 +38,7 @@ struct good_file {
 };
 
 static char folder[] = "/tmp/nocturne-fuzz-XXXXXX", path[96];
-static struct good_file good[4];
+static struct good_file good[5];
 static struct tokenizer *tokenizer;
 static struct answer_writer *answers;
 static const struct provenance provenance = {
@@ -48,6 +51,8 @@ static const struct column section_columns[2 * SECTIONS] = {
     {"sections/window", COLUMN_U8, NULL, "rows"},
     {"sections/window_offsets", COLUMN_U64, NULL, "offsets"},
 };
+
+static const struct column rows_column = {"rows", COLUMN_F32, NULL, "rows"};
 
 static void must(enum result status) {
     if (status == OK)
@@ -64,9 +69,19 @@ static void make_requests(void) {
     int32_t ids[] = {1, 2, 3};
     float values[] = {1, 2, 3};
     struct text_piece stops[] = {{"a", 1}, {"bc", 2}};
+    struct request_image images[] = {{0, 0}, {2, 1}};
     for (int i = 0; i < RECORDS; i++) {
+        struct campaign_image image = {
+            .hash = "1", .format = "PNG", .data = (const uint8_t *)"abc", .bytes = 3};
+        char hash[HASH_DIGITS + 1];
+        hash_digits_128(image.data, image.bytes, hash);
+        image.hash = hash;
+        image.tokens = 1;
+        must(requests_writer_add_image(writer, &image));
         struct request request = {
             .custom_id = {"id", 2}, .model = {"m", 1}, .token_ids = ids, .token_count = 3};
+        request.images = images;
+        request.image_count = request.image_tokens = i;
         request.sampling = (struct sampling){.choices = 1,
             .bias_ids = ids,
             .bias_values = values,
@@ -84,11 +99,13 @@ static void make_requests(void) {
 }
 
 static void make_parts(void) {
+    struct embeddings_writer *embeddings;
     struct results_writer *results;
     struct states_writer *states;
     int32_t ids[] = {5, 6, 7, 8};
     float values[] = {-1, -2, -3, -4};
     must(results_writer_create(folder, 0, &provenance, &results));
+    must(embeddings_writer_create(folder, 0, &provenance, HIDDEN, &embeddings));
     must(states_writer_create(folder, 0, &provenance, sections, SECTIONS, &states));
     for (int i = 0; i < RECORDS; i++) {
         struct choice_result choice = {.token_count = 2,
@@ -107,11 +124,20 @@ static void make_parts(void) {
         struct state_record record = {
             .request = i, .tokens = 3, .sections = rows, .choice_count = 1, .first_tokens = &first};
         must(states_writer_add(states, &record));
+        struct embedding_record embedding = {.image = i, .hash = "0a", .tokens = 1 + i % 2, .rows = values};
+        must(embeddings_writer_add(embeddings, &embedding));
     }
+    must(embeddings_writer_flush(embeddings));
+    embeddings_writer_free(embeddings);
     must(results_writer_flush(results));
     must(states_writer_flush(states));
     results_writer_free(results);
     states_writer_free(states);
+}
+
+/* Bytes of a row. */
+static size_t row_size(const struct item *item) {
+    return (item->row_values ? item->row_values : 1) * column_type_bytes(item->column.type);
 }
 
 /* Takes the values of columns out of a file, whatever their layout. */
@@ -122,8 +148,8 @@ static void take_columns(hid_t file, const struct column *columns, int count, st
         hid_t dataset = H5Dopen2(file, columns[i].name, H5P_DEFAULT), space = H5Dget_space(dataset);
         hsize_t extents[2] = {0, 0};
         H5Sget_simple_extent_dims(space, extents, NULL);
-        item->row_bytes = (size_t)extents[1];
-        size_t row = item->row_bytes ? item->row_bytes : column_type_bytes(columns[i].type);
+        item->row_values = (size_t)extents[1];
+        size_t row = row_size(item);
         must(vector_reserve(&item->data, (size_t)extents[0] * row + 1));
         item->data.bytes = (size_t)extents[0] * row;
         if (H5Dread(dataset, column_memory_type(columns[i].type), H5S_ALL, H5S_ALL, H5P_DEFAULT,
@@ -148,15 +174,20 @@ static void take_file(const char *name, enum format format) {
     if (format == REQUESTS_FILE) {
         take_columns(file, requests_columns, REQUEST_COLUMNS, taken);
         take_columns(file, refused_columns, REFUSED_COLUMNS, taken);
+        take_columns(file, image_columns, IMAGE_COLUMN_COUNT, taken);
         take_columns(file, input_columns, INPUT_COLUMNS, taken);
+    }
+    if (format == EMBEDDINGS_PART) {
+        take_columns(file, embeddings_columns, EMBEDDING_COLUMNS, taken);
+        take_columns(file, &rows_column, 1, taken);
     }
     H5Fclose(file);
 }
 
 static void clean_up(void) {
     static const char *const names[] = {"requests.h5", "results/rank-0000/part-000000.h5",
-        "prefill/rank-0000/part-000000.h5", "results/rank-0000", "results", "prefill/rank-0000", "prefill",
-        ""};
+        "prefill/rank-0000/part-000000.h5", "vision/rank-0000/part-000000.h5", "results/rank-0000", "results",
+        "prefill/rank-0000", "prefill", "vision/rank-0000", "vision", ""};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         snprintf(path, sizeof path, "%s/%s", folder, names[i]);
         remove(path);
@@ -172,6 +203,7 @@ static void set_up(void) {
     take_file("requests.h5", REQUESTS_FILE);
     take_file("results/rank-0000/part-000000.h5", RESULTS_PART);
     take_file("prefill/rank-0000/part-000000.h5", STATES_PART);
+    take_file("vision/rank-0000/part-000000.h5", EMBEDDINGS_PART);
     must(tokenizer_load(SOURCE_DIR "/inputs/nano", &tokenizer));
     must(answer_writer_create(tokenizer, &answers));
 }
@@ -180,7 +212,7 @@ static void set_up(void) {
 static void edit(struct vector *columns, const struct good_file *from, const uint8_t *bytes) {
     int at = bytes[0] % from->count;
     const struct item *item = &from->items[at];
-    size_t size = item->row_bytes ? item->row_bytes : column_type_bytes(item->column.type);
+    size_t size = row_size(item);
     size_t rows = columns[at].bytes / size, row = (size_t)bytes[2] | (size_t)bytes[3] << 8;
     uint64_t value = 0;
     memcpy(&value, bytes + 4, bytes[1] % 3 ? 1 : 8);
@@ -201,7 +233,8 @@ static void write_file(const void *data, size_t bytes) {
 }
 
 static void write_edited(enum format format, const uint8_t *data, size_t size) {
-    static const char *const names[] = {"", RESULTS_FORMAT, STATES_FORMAT, REQUESTS_FORMAT};
+    static const char *const names[] = {
+        "", RESULTS_FORMAT, STATES_FORMAT, REQUESTS_FORMAT, EMBEDDINGS_FORMAT};
     const struct good_file *from = &good[format];
     struct vector columns[MOST_COLUMNS] = {{0}};
     for (int i = 0; i < from->count; i++)
@@ -221,10 +254,11 @@ static void write_edited(enum format format, const uint8_t *data, size_t size) {
     must(hdf5_put_text(file, "input_xxh3_128", "h"));
     must(hdf5_put_text(file, "options", "{}"));
     must(hdf5_put_int64(file, "seed", 1));
+    must(hdf5_put_int64(file, "images", RECORDS));
     for (int i = 0; i < from->count; i++) {
-        size_t row = from->items[i].row_bytes;
-        size_t rows = columns[i].bytes / (row ? row : column_type_bytes(from->items[i].column.type));
-        must(hdf5_write_column(file, "image", &from->items[i].column, columns[i].data, rows, row));
+        const struct item *item = &from->items[i];
+        size_t rows = columns[i].bytes / row_size(item);
+        must(hdf5_write_column(file, "image", &item->column, columns[i].data, rows, item->row_values));
         vector_free(&columns[i]);
     }
     must(hdf5_image_finish(&image, &file, &header));
@@ -251,9 +285,11 @@ static void read_results(bool outcomes_too) {
         return;
     struct buffer text = {0};
     for (size_t r = 0; r < table_rows(&table, RESULT_REQUEST); r++)
-        for (int kind = 0; kind < 4; kind++) {
+        for (int kind = 0; kind < 12; kind++) {
+            const struct answer_request request = {
+                .kind = kind / 4, .thinking = kind & 1, .logprobs = kind & 2, .image_tokens = kind};
             buffer_clear(&text);
-            answer_append(answers, &table, r, kind & 1, kind & 2, &text);
+            answer_append(answers, &table, r, &request, "id", &text);
         }
     buffer_free(&text);
     table_free(&table);
@@ -275,6 +311,37 @@ static void read_states(void) {
     states_close(states);
 }
 
+static void read_embeddings(void) {
+    struct embeddings *embeddings;
+    struct file_header header;
+    char *identity;
+    if (part_check(path, "vision", &header, &identity) == OK)
+        free(identity);
+    if (embeddings_open(folder, RECORDS, HIDDEN, 16, &embeddings) != OK)
+        return;
+    for (int64_t i = 0; i < RECORDS; i++) {
+        int32_t tokens = embeddings_tokens(embeddings, i);
+        float *rows = malloc((size_t)tokens * HIDDEN * sizeof *rows + 1);
+        if (!rows)
+            abort();
+        if (tokens && embeddings_read(embeddings, i, rows) != OK && !error_message()[0])
+            abort();
+        free(rows);
+    }
+    embeddings_close(embeddings);
+}
+
+static void read_images(struct requests *requests) {
+    const int32_t *tokens;
+    if (requests_image_tokens(requests, &tokens) != OK)
+        return;
+    for (int64_t i = requests_image_count(requests); i-- > 0;) {
+        struct campaign_image image;
+        if (requests_read_image(requests, i, &image) == OK && (!image.hash || !image.bytes))
+            abort();
+    }
+}
+
 static void read_requests(void) {
     struct requests *requests;
     const int32_t *lengths;
@@ -287,9 +354,14 @@ static void read_requests(void) {
         struct request_head head;
         if (requests_read(requests, i, &request) == OK)
             requests_release(request);
+        const int64_t *images;
+        size_t count;
+        if (requests_read_images(requests, i, &images, &count) != OK)
+            continue;
         if (requests_read_head(requests, i, &head) != OK)
             continue;
     }
+    read_images(requests);
     for (int64_t i = 0; i < requests_error_count(requests); i++) {
         struct request_error error;
         if (requests_read_error(requests, i, &error) != OK)
@@ -300,12 +372,13 @@ static void read_requests(void) {
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     static const char *const names[] = {"results/rank-0000/part-000000.h5",
-        "results/rank-0000/part-000000.h5", "prefill/rank-0000/part-000000.h5", "requests.h5"};
+        "results/rank-0000/part-000000.h5", "prefill/rank-0000/part-000000.h5", "requests.h5",
+        "vision/rank-0000/part-000000.h5"};
     if (!tokenizer)
         set_up();
     if (!size)
         return 0;
-    enum format format = data[0] % 4;
+    enum format format = data[0] < 200 ? data[0] % 4 : EMBEDDINGS_PART;
     snprintf(path, sizeof path, "%s/%s", folder, names[format]);
     if (format == WHOLE_FILE) {
         struct file_header header;
@@ -320,6 +393,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         read_results(size % 8 == 0); /* not always: it warns of each fault on standard error */
     else if (format == STATES_PART)
         read_states();
+    else if (format == EMBEDDINGS_PART)
+        read_embeddings();
     else
         read_requests();
     return 0;
