@@ -156,9 +156,12 @@ static void write_marked_text(struct writing *writing, const char *text) {
 
 /* What an assistant said, with its grounding marks. */
 static void write_assistant_text(struct writing *writing, struct text_piece text) {
-    const char *at = text.data, *end = text.data + text.bytes, *start;
+    const char *at = text.data, *start;
     size_t bytes;
     int32_t id;
+    if (!text.bytes)
+        return;
+    const char *end = text.data + text.bytes;
     while (added_tokens_find(&writing->format->grounding, at, end, &start, &bytes, &id)) {
         buffer_append(&writing->prompt->text, at, (size_t)(start - at));
         write_marker_id(writing, start, bytes, id);
@@ -187,7 +190,8 @@ static void write_tool_line(struct writing *writing, const struct tool *tool) {
     buffer_append_text(text, "{\"name\": ");
     buffer_append_json_string(text, tool->name.data, tool->name.bytes);
     buffer_append_text(text, ", \"description\": ");
-    buffer_append_json_string(text, tool->description.data, tool->description.bytes);
+    buffer_append_json_string(
+        text, tool->description.data ? tool->description.data : "", tool->description.bytes);
     buffer_append_text(text, ", \"parameters\": ");
     if (tool->parameters)
         python_json_append(text, tool->parameters);

@@ -7,12 +7,13 @@
 
 enum { CONTEXT = 512 };
 
-static struct request_parser *make_parser(void) {
+static struct request_parser *make_parser(bool toolkit, bool images) {
     static const char *const names[] = {"nano", NULL};
-    struct request_options options = {.model_names = names, .context = CONTEXT};
-    struct tokenizer *tokenizer = NULL;
+    static struct tokenizer *tokenizer;
+    struct request_options options = {
+        .model_names = names, .context = CONTEXT, .toolkit = toolkit, .images = images};
     struct request_parser *parser = NULL;
-    if (tokenizer_load(SOURCE_DIR "/inputs/nano", &tokenizer) != OK ||
+    if ((!tokenizer && tokenizer_load(SOURCE_DIR "/inputs/nano", &tokenizer) != OK) ||
         request_parser_create(tokenizer, &options, &parser) != OK) {
         fprintf(stderr, "%s\n", error_message());
         abort();
@@ -41,17 +42,48 @@ static void check_request(const struct request *request) {
               sampling->bias_values[i] <= 100);
 }
 
-int LLVMFuzzerTestOneInput(const unsigned char *data, size_t bytes) {
-    static struct request_parser *parser;
+/* Gives each image a span of some length, and compares what came before. */
+static void place_images(struct request_parser *parser, struct request *request) {
+    enum { MOST = 8 };
+    static const int64_t indices[MOST] = {1, 2, 3, 4, 5, 6, 7, 8};
+    static const int32_t tokens[MOST] = {3, 1, 200, 2, 9, 4, 5, 300};
+    struct request_error error = {0};
+    bool accepted = false;
+    size_t count;
+    const struct image_reference *images = request_images(parser, &count);
+    int32_t before = request->token_count;
+    if (!count || count > MOST)
+        return;
+    for (size_t i = 0; i < count; i++)
+        check(images[i].path.bytes > 0);
+    check(request_place_images(parser, indices, tokens, request, &error, &accepted) == OK);
+    check(request->image_count == (int32_t)count);
+    check(request->token_count == before - (int32_t)count + request->image_tokens);
+    if (accepted)
+        check(request->sampling.max_tokens >= 1);
+    else
+        check(error.status == 400);
+}
+
+static void parse(struct request_parser *parser, const unsigned char *data, size_t bytes) {
     struct request request;
     struct request_error error;
     bool accepted = false;
-    if (!parser)
-        parser = make_parser();
     check(request_parse(parser, (const char *)data, bytes, &request, &error, &accepted) == OK);
-    if (accepted)
-        check_request(&request);
-    else
+    if (!accepted) {
         check(error.code && error.message[0] && (error.status == 0 || error.param));
+        return;
+    }
+    check_request(&request);
+    place_images(parser, &request);
+}
+
+int LLVMFuzzerTestOneInput(const unsigned char *data, size_t bytes) {
+    static struct request_parser *parsers[2];
+    for (int i = 0; i < 2; i++) {
+        if (!parsers[i])
+            parsers[i] = make_parser(i == 1, i == 0);
+        parse(parsers[i], data, bytes);
+    }
     return 0;
 }
