@@ -79,7 +79,7 @@ static void check_markers(const struct json *vector) {
     size_t i = 0;
     for (const struct json *range = json_member(vector, "special_ranges_bytes")->first; range;
          range = range->next, i++) {
-        int64_t start, end;
+        int64_t start = 0, end = 0;
         assert_true(json_int64(range->first, &start) && json_int64(range->first->next, &end));
         assert_true(i < prompt->marker_count);
         assert_int_equal(prompt->markers[i].offset, start);
