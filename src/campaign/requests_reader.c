@@ -118,6 +118,11 @@ static enum result block_create(struct block *block, const struct reader *reader
     return table_create(&block->table, reader->columns, reader->count);
 }
 
+static enum result fail_beyond(const struct reader *reader, const char *path, int column) {
+    return fail(ERROR_INPUT, "%s: the dataset %s has %llu rows, its offsets go beyond", path,
+        reader->columns[column].name, (unsigned long long)reader->extents[column]);
+}
+
 /* Rows [begin, begin + count) of one column into the block. */
 static enum result load_rows(const struct reader *reader, const char *path, struct block *block, int column,
     uint64_t begin, uint64_t count) {
@@ -125,8 +130,7 @@ static enum result load_rows(const struct reader *reader, const char *path, stru
     size_t size = column_type_bytes(reader->columns[column].type);
     data->bytes = 0;
     if (begin > reader->extents[column] || count > reader->extents[column] - begin || count > SIZE_MAX / size)
-        return fail(ERROR_INPUT, "%s: the dataset %s has %llu rows, its offsets go beyond", path,
-            reader->columns[column].name, (unsigned long long)reader->extents[column]);
+        return fail_beyond(reader, path, column);
     TRY(vector_reserve(data, (size_t)count * size));
     data->bytes = (size_t)count * size;
     block->begins[column] = begin;
@@ -137,6 +141,8 @@ static enum result load_rows(const struct reader *reader, const char *path, stru
 /* Loads offsets and checks that they never decrease. */
 static enum result load_offsets(const struct reader *reader, const char *path, struct block *block,
     int column, uint64_t begin, uint64_t count) {
+    if (count >= reader->extents[column]) /* count + 1 may be too large for its type */
+        return fail_beyond(reader, path, column);
     TRY(load_rows(reader, path, block, column, begin, count + 1));
     const uint64_t *offsets = table_offsets(&block->table, column);
     for (uint64_t i = 0; i < count; i++)
