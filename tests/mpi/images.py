@@ -32,11 +32,15 @@ GREEDY = {"temperature": 0, "max_tokens": 6, "logprobs": True, "top_logprobs": 2
 # ---- images and requests ----
 
 
-def png(width, height, seed):
+def pixels_of(width, height, seed):
     """A coloured pattern that differs from seed to seed."""
     y, x = np.mgrid[0:height, 0:width]
     shade = (x * (3 + seed) + y * (7 + 2 * seed)) % 256
-    pixels = np.stack([shade, (shade * 5 + 31 * seed) % 256, (x + y + 60 * seed) % 256], axis=2).astype(np.uint8)
+    return np.stack([shade, (shade * 5 + 31 * seed) % 256, (x + y + 60 * seed) % 256], axis=2).astype(np.uint8)
+
+
+def png(width, height, seed):
+    pixels = pixels_of(width, height, seed)
     raw = b"".join(b"\0" + pixels[row].tobytes() for row in range(height))
 
     def chunk(kind, data):
@@ -428,7 +432,75 @@ def other_kernels(folder):
     check(not parts(campaign, "vision"), "prefill --restart kept embeddings of another instruction set")
 
 
+def patches_of(width, height, pixels, size=14):
+    """Of an image that is fed as it is: rows over the grid, within one channel, y, x; rounded to bfloat16."""
+    x = (pixels.astype(np.float32) / np.float32(255) - np.float32(0.5)) / np.float32(0.5)
+    bits = x.view(np.uint32)
+    x = ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+    grid = x.reshape(height // size, size, width // size, size, 3).transpose(0, 2, 4, 1, 3)
+    return grid.reshape(-1, 3 * size * size), height // size, width // size
+
+
+def last_logprobs(logits):
+    last = logits[-1].astype(np.float64) - logits[-1].max()
+    return last - np.log(np.exp(last).sum())
+
+
+def reference(folder):
+    """Embeddings, and log-probabilities of prompts with images, as the NumPy reference computes them from the pixels."""
+    sys.path.insert(0, os.path.join(SOURCE, "tools", "reference"))
+    import reference as numpy_model
+
+    sizes = [(98, 70), (84, 126), (154, 42)]  # multiples of a patch, large and small enough: nothing is resized
+    texts = ["Define dog. What is ", " and ", " and why?"]
+    shown = [image(png(width, height, seed)) for seed, (width, height) in enumerate(sizes)]
+    lines = [show("all", texts[0], shown[0], texts[1], shown[1], shown[2], texts[2], max_tokens=1, top_logprobs=20)]
+    lines += [show(f"only-{k}", part, "Define river. " * 5, max_tokens=1, top_logprobs=20) for k, part in enumerate(shown)]
+    campaign, _ = make(folder, "campaign", lines)
+    vision(campaign, 2)
+    run(["run", "--campaign", campaign, "--threads", "1", "--step-tokens", "32", "--all-layers"], 1)
+    model = numpy_model.Model(MODEL)
+    spans = []
+    for seed, (width, height) in enumerate(sizes):
+        patches, rows, columns = patches_of(width, height, pixels_of(width, height, seed))
+        encoded = model.encode_image(patches, rows, columns)
+        wide = -(-columns // 3)
+        span = [model.w["image_start"]]
+        for begin in range(0, len(encoded), wide):
+            span += [*encoded[begin : begin + wide], model.w["image_newline"]]
+        spans.append(np.array([*span, model.w["image_end"]]))
+    with h5py.File(os.path.join(campaign, "requests.h5"), "r") as file:
+        hashes, starts, ids = text_list(file["images"], "hash"), file["token_offsets"][()], file["token_ids"][()]
+        indices, bounds = file["image_indices"][()], file["image_offsets"][()]
+        names = text_list(file, "custom_id")
+    found = embeddings(campaign)
+    for index, expected in enumerate(spans):
+        rows = np.frombuffer(found[hashes[index], 0], np.float32).reshape(len(expected), -1)
+        worst = np.abs(rows - expected).max() / np.abs(expected).max()
+        check(worst < 1e-4, f"image {index}: embeddings differ from the reference by {worst:.1e} of the largest")
+    # The reference's forward pass gets the program's own embeddings, which were just compared: a difference in their
+    # last bits can turn a rounding to FP8, and with it the choice of an expert.
+    spans = [np.frombuffer(found[digits, 0], np.float32).reshape(-1, len(spans[0][0])) for digits in hashes]
+    given, worst, least_gap = answers(campaign), [], np.inf
+    for request, name in enumerate(names):
+        prompt = ids[int(starts[request]) : int(starts[request + 1])]
+        shown_here = indices[int(bounds[request]) : int(bounds[request + 1])]
+        inputs = model.w["embed.weight"][prompt].astype(np.float32)
+        inputs[prompt == model.image_token] = np.concatenate([spans[k] for k in shown_here])
+        _, _, tops, values, *_ = given[name][2][0]
+        values = np.frombuffer(values, np.float32)
+        expected, blind = (
+            last_logprobs(model.forward(prompt, numpy_model.State(model.c), embeddings=x)[0])[list(tops)]
+            for x in (inputs, None)  # None: the table's row of the image token in place of the images
+        )
+        worst.append(np.abs(values - expected).max())
+        least_gap = min(least_gap, np.abs(values - blind).max())
+    check(np.median(worst) < 1e-3 and max(worst) < 0.5, f"log-probabilities differ from the reference by {worst}")
+    check(least_gap > 1, f"a prompt without its images' embeddings would differ by {least_gap} only: the test shows nothing")
+
+
 TESTS = {
+    "reference": reference,
     "layouts": layouts,
     "told_apart": told_apart,
     "once": once,
