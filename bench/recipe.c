@@ -54,7 +54,7 @@ static double now(void) {
 static void add_sample(struct corpus *corpus, const char *text, size_t bytes) {
     struct sample *grown = realloc(corpus->samples, (corpus->count + 1) * sizeof *grown);
     if (!grown)
-        check(fail(ERROR_MEMORY, "no memory"));
+        exit(1);
     corpus->samples = grown;
     struct sample *sample = &grown[corpus->count++];
     *sample = (struct sample){0};

@@ -67,3 +67,18 @@ struct text_piece arena_copy(struct arena *arena, struct text_piece text) {
         memcpy(copy, text.data, text.bytes);
     return (struct text_piece){.data = copy, .bytes = text.bytes};
 }
+
+static char *put(char *to, struct text_piece text) {
+    if (text.bytes)
+        memcpy(to, text.data, text.bytes);
+    return to + text.bytes;
+}
+
+struct text_piece arena_join(
+    struct arena *arena, struct text_piece first, const char *between, struct text_piece second) {
+    struct text_piece middle = text_of(between);
+    size_t bytes = first.bytes + middle.bytes + second.bytes;
+    char *joined = arena_take(arena, bytes + 1);
+    put(put(put(joined, first), middle), second);
+    return (struct text_piece){joined, bytes};
+}

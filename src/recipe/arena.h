@@ -24,4 +24,8 @@ void *arena_take(struct arena *arena, size_t bytes);
 /* A copy of `text`. */
 struct text_piece arena_copy(struct arena *arena, struct text_piece text);
 
+/* `first`, `between` and `second` as one text. */
+struct text_piece arena_join(
+    struct arena *arena, struct text_piece first, const char *between, struct text_piece second);
+
 #endif

@@ -349,8 +349,10 @@ static bool check_pending(struct messages_body *body, const struct place *place)
     if (!body->pending_count)
         return true;
     const struct pending_use *use = body->pending;
-    while (use->answered)
+    while (use && use->answered)
         use = use->next;
+    if (!use)
+        return true;
     return refuse_at(body->reader, CODE_VALUE, place,
         "the call \"%.*s\" has no tool_result block at the start of the next message",
         use->id.bytes < 64 ? (int)use->id.bytes : 64, use->id.data);
@@ -467,20 +469,11 @@ static bool add_tool_result(struct messages_body *body, const struct place *plac
 }
 
 static void add_thinking(struct body_reader *reader, const struct json *block, struct message *message) {
-    static const char gap[] = "\n\n"; /* between blocks */
-    struct text_piece thinking = text_member(block, "thinking"), before = message->reasoning;
-    if (!message->has_reasoning) {
-        message->reasoning = thinking;
-        message->has_reasoning = true;
-        return;
-    }
-    char *joined = arena_take(&reader->conversation->arena, before.bytes + thinking.bytes + sizeof gap);
-    if (before.bytes)
-        memcpy(joined, before.data, before.bytes);
-    memcpy(joined + before.bytes, gap, 2);
-    if (thinking.bytes)
-        memcpy(joined + before.bytes + 2, thinking.data, thinking.bytes);
-    message->reasoning = (struct text_piece){joined, before.bytes + 2 + thinking.bytes};
+    struct text_piece thinking = text_member(block, "thinking");
+    message->reasoning = message->has_reasoning
+                             ? arena_join(&reader->conversation->arena, message->reasoning, "\n\n", thinking)
+                             : thinking;
+    message->has_reasoning = true;
 }
 
 static bool add_tool_use(struct messages_body *body, const struct place *place, const struct json *block,

@@ -560,7 +560,7 @@ static bool read_conversation(struct reading *reading, const struct json *body, 
         [KIND_CHAT] = chat_body_read,
         [KIND_RESPONSES] = responses_body_read,
         [KIND_MESSAGES] = messages_body_read};
-    struct toolkit_sampling toolkit;
+    struct toolkit_sampling toolkit = {0};
     if (!readers[reading->kind](&reader, body, parser->options.toolkit ? &toolkit : NULL))
         return false;
     if (parser->options.toolkit)
@@ -652,7 +652,7 @@ static const char *without_line(const char *message) {
 
 enum result request_parse(struct request_parser *parser, const char *text, size_t bytes,
     struct request *request, struct request_error *error, bool *accepted) {
-    const struct json *line, *body;
+    const struct json *line, *body = NULL;
     *accepted = false;
     *request = (struct request){0};
     *error = (struct request_error){0};

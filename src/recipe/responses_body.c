@@ -381,26 +381,12 @@ static const struct json *apply_patch_parameters(void) {
 /* The text of both, on two lines; `second` alone when there is no first. */
 static struct text_piece join_descriptions(
     struct body_reader *reader, struct text_piece first, struct text_piece second) {
-    if (!first.bytes)
-        return second;
-    char *joined = arena_take(&reader->conversation->arena, first.bytes + second.bytes + 2);
-    memcpy(joined, first.data, first.bytes);
-    joined[first.bytes] = '\n';
-    if (second.bytes)
-        memcpy(joined + first.bytes + 1, second.data, second.bytes);
-    return (struct text_piece){joined, first.bytes + 1 + second.bytes};
+    return first.bytes ? arena_join(&reader->conversation->arena, first, "\n", second) : second;
 }
 
 static struct text_piece join_names(
     struct body_reader *reader, struct text_piece space, struct text_piece name) {
-    if (!space.data)
-        return name;
-    char *joined = arena_take(&reader->conversation->arena, space.bytes + name.bytes + 3);
-    memcpy(joined, space.data, space.bytes);
-    memcpy(joined + space.bytes, "::", 2);
-    if (name.bytes)
-        memcpy(joined + space.bytes + 2, name.data, name.bytes);
-    return (struct text_piece){joined, space.bytes + 2 + name.bytes};
+    return space.data ? arena_join(&reader->conversation->arena, space, "::", name) : name;
 }
 
 static bool check_namespace(struct body_reader *reader, const struct place *place, const struct json *space) {

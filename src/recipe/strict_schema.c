@@ -18,10 +18,10 @@ static struct building start(struct body_reader *reader, enum json_kind kind) {
 }
 
 /* Adds a copy of the value, whose children are shared. */
-static struct json *add(
-    struct building *building, const char *key, size_t key_bytes, const struct json *value) {
+static void add(struct building *building, const char *key, size_t key_bytes, const struct json *value) {
     struct json *child = arena_take(&building->reader->conversation->arena, sizeof *child);
-    *child = *value;
+    if (value)
+        *child = *value;
     child->key = key;
     child->key_bytes = key_bytes;
     child->next = NULL;
@@ -31,7 +31,6 @@ static struct json *add(
         building->value->first = child;
     building->last = child;
     building->value->count++;
-    return child;
 }
 
 static void add_member(struct building *building, const char *key, const struct json *value) {
