@@ -46,7 +46,7 @@ static void check(bool holds, const char *what) {
 }
 
 static void check_result(enum result status) {
-    check(status == OK, error_message());
+    check(status == OK, failure_message());
 }
 
 /* ---- pictures ---- */

@@ -559,7 +559,7 @@ int main(int argc, char **argv) {
     }
     if (kernels_cpu_create(threads, set, &bench.kernels) != OK ||
         bench.kernels->stream_create(bench.kernels, &bench.stream) != OK) {
-        fprintf(stderr, "bench-kernels: %s\n", error_message());
+        fprintf(stderr, "bench-kernels: %s\n", failure_message());
         return 1;
     }
     bench.peak_flops = measure_peak(bench.kernels->threads);

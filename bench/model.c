@@ -250,6 +250,6 @@ static enum result run(int argc, char **argv) {
 int main(int argc, char **argv) {
     enum result status = run(argc, argv);
     if (status != OK)
-        log_error("%s", error_message());
+        log_error("%s", failure_message());
     return status;
 }

@@ -39,7 +39,7 @@ static bool as_json;
 static void check(enum result status) {
     if (status == OK)
         return;
-    fprintf(stderr, "bench-recipe: %s\n", error_message());
+    fprintf(stderr, "bench-recipe: %s\n", failure_message());
     exit(1);
 }
 

@@ -44,7 +44,7 @@ static double now(void) {
 static void check(enum result status) {
     if (status == OK)
         return;
-    fprintf(stderr, "bench-reply: %s\n", error_message());
+    fprintf(stderr, "bench-reply: %s\n", failure_message());
     exit(1);
 }
 

@@ -227,6 +227,6 @@ int main(int argc, char **argv) {
         return OK;
     enum result status = dispatch(argc, argv);
     if (status != OK && first)
-        log_error("%s", error_message());
+        log_error("%s", failure_message());
     return status;
 }

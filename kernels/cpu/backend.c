@@ -108,7 +108,7 @@ void *stream_scratch(struct stream *stream, enum scratch_area area, size_t bytes
     size_t grown =
         bytes + bytes / 4 + ALIGNMENT; /* some room, lest slowly growing shapes allocate each time */
     if (cpu_allocate(NULL, grown, &scratch->memory) != OK) {
-        fprintf(stderr, "nocturne: no memory for the work of an operation: %s\n", error_message());
+        fprintf(stderr, "nocturne: no memory for the work of an operation: %s\n", failure_message());
         abort();
     }
     scratch->bytes = grown;

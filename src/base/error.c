@@ -39,6 +39,6 @@ enum result fail_context(enum result code, const char *format, ...) {
     return fail(code, "%s: %s", text, message);
 }
 
-const char *error_message(void) {
+const char *failure_message(void) {
     return message[0] ? message : "no error message";
 }

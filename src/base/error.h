@@ -36,7 +36,7 @@ enum result fail_errno(enum result code, const char *format, ...) PRINTF_LIKE(2,
 enum result fail_context(enum result code, const char *format, ...) PRINTF_LIKE(2, 3);
 
 /* This thread's message; valid until its next fail. Never NULL. */
-const char *error_message(void);
+const char *failure_message(void);
 
 /* Returns from the calling function when `call` fails. */
 #define TRY(call)                                                                                            \

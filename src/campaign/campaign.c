@@ -101,6 +101,6 @@ static enum result write_progress(const char *path, const struct progress *progr
 void campaign_write_progress(const struct campaign *campaign, const struct progress *progress) {
     char *path = path_join(campaign->folder, "progress.json");
     if (!path || write_progress(path, progress) != OK)
-        log_warning("progress isn't shown: %s", path ? error_message() : "out of memory");
+        log_warning("progress isn't shown: %s", path ? failure_message() : "out of memory");
     free(path);
 }

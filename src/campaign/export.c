@@ -248,7 +248,7 @@ static enum result spool_part(struct export *export, const struct part_name *nam
     struct file_header header;
     enum result status = read_part(export, name->path, &header, &part);
     if (status == ERROR_INPUT) {
-        log_warning("%s; left out", error_message());
+        log_warning("%s; left out", failure_message());
         return OK;
     }
     if (status != OK)

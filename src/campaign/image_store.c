@@ -152,7 +152,7 @@ static enum result refuse_image(const struct loading *loading, enum result statu
     if (status != ERROR_INPUT)
         return status;
     *accepted = false;
-    refuse(loading->refusal, CODE_VALUE, loading->param, "%s", error_message());
+    refuse(loading->refusal, CODE_VALUE, loading->param, "%s", failure_message());
     return OK;
 }
 

@@ -118,7 +118,7 @@ static enum result inspect_phase(const char *folder, const char *phase, int64_t 
                 (long long)header.records, (long long)header.failed, (long long)header.bytes);
             free(identity);
         } else {
-            printf("%s: NOT WHOLE: %s\n", list.parts[i].relative, error_message());
+            printf("%s: NOT WHOLE: %s\n", list.parts[i].relative, failure_message());
             ++*damaged;
         }
     }

@@ -204,7 +204,7 @@ enum result launch_end(struct launch *launch, enum result status) {
     checkpoint_close(launch->checkpoint);
     kernels_cpu_free(launch->kernels);
     if (!ranks_share(&launch->ranks, status))
-        log_error("%s", error_message());
+        log_error("%s", failure_message());
     ranks_stop(&launch->ranks, status);
     return status;
 }

@@ -80,7 +80,7 @@ static enum result source_next(
             enum result status = states_read(phase->states, *index, state);
             if (status == ERROR_INPUT) {
                 log_warning(
-                    "%s: request %lld is left for a later prefill", error_message(), (long long)*index);
+                    "%s: request %lld is left for a later prefill", failure_message(), (long long)*index);
                 phase->lost_states++;
                 continue;
             }
@@ -341,12 +341,12 @@ static enum result open_files(struct phase *phase) {
  * stays. */
 static void flush_quietly(struct phase *phase) {
     char message[4096];
-    snprintf(message, sizeof message, "%s", error_message());
+    snprintf(message, sizeof message, "%s", failure_message());
     enum result status = phase->results_writer ? flush_results(phase) : OK;
     if (status == OK && phase->states_writer)
         status = flush_states(phase);
     if (status != OK)
-        log_verbose("finished work could not be kept: %s", error_message());
+        log_verbose("finished work could not be kept: %s", failure_message());
     (void)fail(ERROR_INTERNAL, "%s", message); /* only puts the message back */
 }
 

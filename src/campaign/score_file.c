@@ -174,7 +174,7 @@ void score_file_abandon(struct score_file *file) {
     if (!file)
         return;
     char message[4096];
-    snprintf(message, sizeof message, "%s", error_message());
+    snprintf(message, sizeof message, "%s", failure_message());
     if (close_file(file) != OK)
         (void)fail(ERROR_IO, "%s", message); /* the first message stays */
     if (file->temporary)

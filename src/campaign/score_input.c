@@ -136,6 +136,6 @@ enum result score_input_next(struct score_input *input, struct score_line **line
     enum result status = parse_line(input, &input->line, bytes);
     input->line.bad = status == ERROR_INPUT;
     if (input->line.bad)
-        snprintf(input->line.message, sizeof input->line.message, "%s", error_message());
+        snprintf(input->line.message, sizeof input->line.message, "%s", failure_message());
     return input->line.bad ? OK : status;
 }

@@ -102,7 +102,7 @@ static enum result sweep_part(
     const char *things = phase_parts(phase)->things;
     enum result status = part_check(path, phase, &header, &found);
     if (status == ERROR_INPUT) {
-        char *fault = strdup(error_message());
+        char *fault = strdup(failure_message());
         status = set_aside(path, things, fault ? fault : path);
         free(fault);
     } else if (status == OK && strcmp(header.requests, requests)) {
@@ -203,7 +203,7 @@ enum result parts_outcomes(const char *campaign_folder, const char *phase, const
             counts->prompt_tokens += header.prompt_tokens;
             counts->generated_tokens += header.generated_tokens;
         } else if (status == ERROR_INPUT) {
-            log_warning("%s; left out (the next launch of this phase sets it aside)", error_message());
+            log_warning("%s; left out (the next launch of this phase sets it aside)", failure_message());
             counts->skipped++;
             status = OK;
         } else if (access(path, F_OK)) {

@@ -221,9 +221,9 @@ static enum result encode_all(struct vision_phase *phase, bool *stopped) {
 /* After a failure elsewhere: this rank's finished work is kept if that is possible, the first message stays. */
 static void flush_quietly(struct vision_phase *phase) {
     char message[4096];
-    snprintf(message, sizeof message, "%s", error_message());
+    snprintf(message, sizeof message, "%s", failure_message());
     if (flush(phase) != OK)
-        log_verbose("finished work could not be kept: %s", error_message());
+        log_verbose("finished work could not be kept: %s", failure_message());
     (void)fail(ERROR_INTERNAL, "%s", message); /* only puts the message back */
 }
 

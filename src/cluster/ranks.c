@@ -379,7 +379,7 @@ enum result ranks_agree(struct group *group, enum result own) {
     int32_t culprit = group->size - (int32_t)worst;
     struct verdict verdict = {.code = own};
     if (culprit == group->rank)
-        snprintf(verdict.message, sizeof verdict.message, "%s", error_message());
+        snprintf(verdict.message, sizeof verdict.message, "%s", failure_message());
     TRY(group_broadcast(group, "the failing rank's message", culprit, &verdict, sizeof verdict));
     group->agreed = (enum result)verdict.code;
     if (culprit == group->rank)

@@ -50,7 +50,7 @@ bool ranks_share(const struct ranks *ranks, enum result status);
 void ranks_stop(struct ranks *ranks, enum result status);
 
 /* Collective over `group`: returns OK when every rank passed OK; else, on all ranks, the code of the lowest failing rank, and
- * error_message() on every rank becomes that rank's message, prefixed with "rank N on HOST: " when it was another's. */
+ * failure_message() on every rank becomes that rank's message, prefixed with "rank N on HOST: " when it was another's. */
 MUST_CHECK enum result ranks_agree(struct group *group, enum result own);
 
 #endif

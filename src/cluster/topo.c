@@ -209,7 +209,7 @@ static enum result show_own_run(const struct topo_options *o, struct buffer *out
     if (status == OK)
         status = ranks_agree(ranks.world, print_own_run(&ranks, o, out));
     if (!ranks_share(&ranks, status))
-        log_error("%s", error_message()); /* the caller does not come to it */
+        log_error("%s", failure_message()); /* the caller does not come to it */
     ranks_stop(&ranks, status);
     return status;
 }

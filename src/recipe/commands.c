@@ -153,7 +153,7 @@ static enum result answer_line(struct run *run, const char *text, size_t bytes, 
         status = function(run, line);
     if (status == ERROR_INPUT) {
         output->bytes = head;
-        append_error(output, error_message());
+        append_error(output, failure_message());
         status = OK;
     }
     buffer_append_text(output, "}\n");

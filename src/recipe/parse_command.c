@@ -240,7 +240,7 @@ static enum result parse_line(struct parsing *parsing, const char *text, size_t 
     if (status == ERROR_INPUT) {
         output->bytes = head;
         buffer_append_text(output, ",\"error\":{\"status\":400,\"message\":");
-        buffer_append_json_string(output, error_message(), strlen(error_message()));
+        buffer_append_json_string(output, failure_message(), strlen(failure_message()));
         buffer_append(output, "}", 1);
         status = OK;
     }

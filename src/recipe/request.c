@@ -658,7 +658,7 @@ enum result request_parse(struct request_parser *parser, const char *text, size_
     *error = (struct request_error){0};
     enum result parsed = json_parse(parser->document, text, bytes, &line);
     if (parsed == ERROR_INPUT) {
-        report_bad_line(error, without_line(error_message()));
+        report_bad_line(error, without_line(failure_message()));
         return OK;
     }
     TRY(parsed);

@@ -66,7 +66,7 @@ enum result toolkit_render_text(struct toolkit *toolkit, enum request_kind kind,
     *accepted = false;
     enum result parsed = json_parse(toolkit->document, text.data, text.bytes, &body);
     if (parsed == ERROR_INPUT) {
-        refuse(&toolkit->refusal, CODE_VALUE, "body", "the body is no JSON: %.900s", error_message());
+        refuse(&toolkit->refusal, CODE_VALUE, "body", "the body is no JSON: %.900s", failure_message());
         return OK;
     }
     TRY(parsed);

@@ -153,6 +153,6 @@ int main(int argc, char **argv) {
         requests_close(requests);
     }
     if (status != OK)
-        fprintf(stderr, "%s\n", error_message());
+        fprintf(stderr, "%s\n", failure_message());
     return (int)status;
 }

@@ -20,7 +20,7 @@ static enum result check_tensor(void *context, const struct expected_tensor *ten
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     struct model_config config;
     if (model_config_parse("config.json", (const char *)data, size, &config) != OK) {
-        if (!strstr(error_message(), "config.json"))
+        if (!strstr(failure_message(), "config.json"))
             abort();
         return 0;
     }

@@ -33,6 +33,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (status == OK)
         check_patches(&plan, patches);
     else
-        check(status == ERROR_INPUT && strlen(error_message()) > 0);
+        check(status == ERROR_INPUT && strlen(failure_message()) > 0);
     return 0;
 }

@@ -57,7 +57,7 @@ static const struct column rows_column = {"rows", COLUMN_F32, NULL, "rows"};
 static void must(enum result status) {
     if (status == OK)
         return;
-    fprintf(stderr, "set-up failed: %s\n", error_message());
+    fprintf(stderr, "set-up failed: %s\n", failure_message());
     abort();
 }
 
@@ -324,7 +324,7 @@ static void read_embeddings(void) {
         float *rows = malloc((size_t)tokens * HIDDEN * sizeof *rows + 1);
         if (!rows)
             abort();
-        if (tokens && embeddings_read(embeddings, i, rows) != OK && !error_message()[0])
+        if (tokens && embeddings_read(embeddings, i, rows) != OK && !failure_message()[0])
             abort();
         free(rows);
     }

@@ -26,7 +26,7 @@ static void check(bool holds) {
 static void prepare(void) {
     if (tokenizer_load(SOURCE_DIR "/inputs/nano", &tokenizer) != OK ||
         reply_parser_create(tokenizer, &parser) != OK || json_document_create(&document) != OK) {
-        fprintf(stderr, "%s\n", error_message());
+        fprintf(stderr, "%s\n", failure_message());
         abort();
     }
 }

@@ -15,7 +15,7 @@ static struct request_parser *make_parser(bool toolkit, bool images) {
     struct request_parser *parser = NULL;
     if ((!tokenizer && tokenizer_load(SOURCE_DIR "/inputs/nano", &tokenizer) != OK) ||
         request_parser_create(tokenizer, &options, &parser) != OK) {
-        fprintf(stderr, "%s\n", error_message());
+        fprintf(stderr, "%s\n", failure_message());
         abort();
     }
     return parser;

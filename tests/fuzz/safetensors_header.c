@@ -30,7 +30,7 @@ static void parse(const unsigned char *file, int64_t bytes) {
     if (safetensors_parse("shard", file, bytes, document, &header) == OK) {
         check_entries(&header, bytes);
         safetensors_header_free(&header);
-    } else if (strncmp(error_message(), "shard: ", 7) != 0)
+    } else if (strncmp(failure_message(), "shard: ", 7) != 0)
         abort();
 }
 

@@ -36,7 +36,7 @@ static void check(struct session *s, bool good, const char *what, double found, 
 #define REQUIRE(call)                                                                                        \
     do {                                                                                                     \
         if ((call) != OK) {                                                                                  \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, error_message());                             \
+            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, failure_message());                           \
             exit(1);                                                                                         \
         }                                                                                                    \
     } while (0)
@@ -456,7 +456,7 @@ int main(int argc, char **argv) {
     REQUIRE(ranks_start(&options, &s.ranks));
     enum result found = kernels_cpu_create(1, argc > 3 ? argv[3] : NULL, &s.kernels);
     if (found == ERROR_USAGE && argc > 3) {
-        printf("skipped: %s\n", error_message());
+        printf("skipped: %s\n", failure_message());
         ranks_stop(&s.ranks, OK);
         return SKIPPED;
     }

@@ -156,9 +156,9 @@ static enum result test_agreement(struct ranks *ranks, uint64_t trial) {
     char expected[400];
     snprintf(expected, sizeof expected, "trouble %d", lowest);
     CHECK(all == (lowest % 2 ? ERROR_IO : ERROR_INPUT));
-    CHECK(strstr(error_message(), expected) != NULL);
+    CHECK(strstr(failure_message(), expected) != NULL);
     snprintf(expected, sizeof expected, "rank %d on %s: trouble %d", lowest, ranks->host, lowest);
-    CHECK((strcmp(error_message(), expected) == 0) == (lowest != own));
+    CHECK((strcmp(failure_message(), expected) == 0) == (lowest != own));
     CHECK(ranks_share(ranks, all));
     CHECK(size == 1 || !ranks_share(ranks, ERROR_MEMORY));
     return OK;
@@ -173,10 +173,10 @@ static enum result test_argument_check(struct group *group) {
     bool last = group_rank(group) == group_size(group) - 1;
     int64_t values[2] = {0, 0};
     enum result sizes = group_sum(group, "test: sizes that differ", values, last ? 1 : 2);
-    CHECK(sizes == ERROR_INTERNAL && strstr(error_message(), "test: sizes that differ"));
+    CHECK(sizes == ERROR_INTERNAL && strstr(failure_message(), "test: sizes that differ"));
     enum result calls = group_barrier(group, last ? "test: one call" : "test: another call");
-    CHECK(calls == ERROR_INTERNAL && strstr(error_message(), "test: one call") &&
-          strstr(error_message(), "test: another call"));
+    CHECK(calls == ERROR_INTERNAL && strstr(failure_message(), "test: one call") &&
+          strstr(failure_message(), "test: another call"));
     enum result fine = group_barrier(group, "test: the same call");
     group->check_arguments = before;
     return fine;
@@ -217,7 +217,7 @@ int main(void) {
     if (status == OK)
         status = ranks_agree(ranks.world, run_all(&ranks));
     if (status != OK)
-        log_error("%s", error_message());
+        log_error("%s", failure_message());
     ranks_stop(&ranks, status);
     return status;
 }

@@ -286,7 +286,7 @@ int main(void) {
     if (status == OK)
         status = run_all(ranks.supernode_group);
     if (status != OK)
-        log_error("%s", error_message());
+        log_error("%s", failure_message());
     ranks_stop(&ranks, status);
     return status;
 }

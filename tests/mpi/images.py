@@ -169,6 +169,46 @@ def told_apart(folder):
         check(found[a][2] != found[b][2], f"{a} and {b} have the same log-probabilities")
 
 
+def kinds(folder):
+    """The same image in bodies of all three kinds: the same prompt, one image stored, the field of a bad one named."""
+    data = base64.b64encode(SMALL).decode()
+    url = "data:image/png;base64," + data
+
+    def line(custom_id, address, **body):
+        return {"custom_id": custom_id, "method": "POST", "url": address, "body": {"model": "nano", **body}}
+
+    def response(custom_id, source):
+        content = [{"type": "input_text", "text": "Look"}, {"type": "input_image", "image_url": source}]
+        return line(custom_id, "/v1/responses", reasoning={"effort": "none"}, max_output_tokens=6, temperature=0,
+                    input=[{"role": "user", "content": content}])
+
+    def message(custom_id, source):
+        shown = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": source}}
+        content = [{"type": "text", "text": "Look"}, shown]
+        return line(custom_id, "/v1/messages", thinking={"type": "disabled"}, max_tokens=6, temperature=0,
+                    messages=[{"role": "user", "content": content}])
+
+    lines = [show("chat", "Look", image(SMALL)), response("response", url), message("message", data)]
+    lines += [response("bad-response", url[:400]), message("bad-message", data[:400])]
+    campaign, _ = make(folder, "campaign", lines)
+    vision(campaign)
+    run(["run", "--campaign", campaign, "--threads", "1"], 1)
+    run(["export", "--campaign", campaign])
+    with h5py.File(os.path.join(campaign, "requests.h5"), "r") as file:
+        check(len(file["images/tokens"]) == 1, "the image is stored more than once")
+        tokens, prompts = int(file["images/tokens"][0]), np.split(file["token_ids"][()], file["token_offsets"][1:-1].astype(int))
+        check(all(np.array_equal(prompt, prompts[0]) for prompt in prompts), "prompts of the kinds differ")
+        params = text_list(file["errors"], "param")
+        check(params == ["input[0].content[1].image_url", "messages[0].content[1].source.data"], f"params: {params}")
+    found = answers(campaign)
+    for name in ("response", "message"):
+        check(found[name][2][0][0] == found["chat"][2][0][0], f"{name} has other tokens than chat")
+    bodies = {line["custom_id"]: line["response"]["body"] for line in exported(campaign)[0]}
+    usage = bodies["response"]["usage"]
+    check(usage["input_tokens"] == len(prompts[0]) and usage["input_tokens_details"]["image_tokens"] == tokens, f"{usage}")
+    check(bodies["message"]["usage"]["input_tokens"] == len(prompts[0]), f"usage: {bodies['message']['usage']}")
+
+
 def once(folder):
     """An image is stored and encoded once, whatever number of lines show it; refused lines leave nothing behind."""
     unused = png(90, 90, 8)
@@ -503,6 +543,7 @@ TESTS = {
     "reference": reference,
     "layouts": layouts,
     "told_apart": told_apart,
+    "kinds": kinds,
     "once": once,
     "hostile": hostile,
     "without_vision": without_vision,

@@ -16,7 +16,7 @@ static int load(void **state) {
     (void)state;
     if (tokenizer_load(SOURCE_DIR "/tests/data/recipe", &tokenizer) != OK ||
         answer_writer_create(tokenizer, &writer) != OK || json_document_create(&document) != OK)
-        fail_msg("%s", error_message());
+        fail_msg("%s", failure_message());
     return 0;
 }
 
@@ -30,7 +30,7 @@ static int unload(void **state) {
 
 static void check(enum result status) {
     if (status != OK)
-        fail_msg("%s", error_message());
+        fail_msg("%s", failure_message());
 }
 
 static uint32_t draw(uint32_t below) {

@@ -13,7 +13,7 @@ static struct toolkit *toolkit;
 static int setup(void **state) {
     (void)state;
     if (tokenizer_load(DATA, &tokenizer) != OK || toolkit_create(tokenizer, &toolkit) != OK) {
-        fprintf(stderr, "%s\n", error_message());
+        fprintf(stderr, "%s\n", failure_message());
         return 1;
     }
     return 0;
@@ -184,7 +184,7 @@ static bool render(const struct json *vector, enum request_kind kind) {
     enum result status = request ? toolkit_render(toolkit, kind, request, &policies, &accepted)
                                  : toolkit_render_text(toolkit, kind, text, &policies, &accepted);
     if (status != OK)
-        fail_msg("%s: %s", vector_name(vector), error_message());
+        fail_msg("%s: %s", vector_name(vector), failure_message());
     return accepted;
 }
 
@@ -278,7 +278,7 @@ static void names_field_and_reason(void **state) {
 static bool render_body(enum request_kind kind, const char *body) {
     bool accepted = false;
     if (toolkit_render_text(toolkit, kind, text_of(body), &TOOLKIT_DEFAULTS, &accepted) != OK)
-        fail_msg("%s", error_message());
+        fail_msg("%s", failure_message());
     return accepted;
 }
 
@@ -436,7 +436,7 @@ static void reads_options(void **state) {
         const struct json *options = NULL;
         assert_int_equal(json_parse(document, bad[i].options, strlen(bad[i].options), &options), OK);
         assert_int_equal(toolkit_read_policies(options, &policies), ERROR_INPUT);
-        assert_string_equal(error_message(), bad[i].message);
+        assert_string_equal(failure_message(), bad[i].message);
     }
     json_document_free(document);
 }

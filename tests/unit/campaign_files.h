@@ -33,13 +33,13 @@ static const struct provenance test_provenance = {.command = "test",
 
 static inline void assert_ok(enum result status) {
     if (status != OK)
-        fail_msg("result %d: %s", (int)status, error_message());
+        fail_msg("result %d: %s", (int)status, failure_message());
 }
 
 static inline void assert_fails(enum result status, enum result expected, const char *words) {
-    if (status != expected || !strstr(error_message(), words))
+    if (status != expected || !strstr(failure_message(), words))
         fail_msg("result %d, expected %d; message '%s', expected in it '%s'", (int)status, (int)expected,
-            error_message(), words);
+            failure_message(), words);
 }
 
 static inline char *make_folder(void) {

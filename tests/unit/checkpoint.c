@@ -146,14 +146,14 @@ static void expect_refused(enum result expected, const char *first, const char *
     enum result status = checkpoint_open(folder, &checkpoint);
     if (status == OK)
         fail_msg("accepted; expected a message with %s", first);
-    if (status != expected || !strstr(error_message(), first) || !strstr(error_message(), second))
-        fail_msg("expected \"%s\" and \"%s\" in: %s", first, second, error_message());
+    if (status != expected || !strstr(failure_message(), first) || !strstr(failure_message(), second))
+        fail_msg("expected \"%s\" and \"%s\" in: %s", first, second, failure_message());
 }
 
 static struct checkpoint *open_or_fail(const char *path) {
     struct checkpoint *checkpoint;
     if (checkpoint_open(path, &checkpoint) != OK)
-        fail_msg("%s", error_message());
+        fail_msg("%s", failure_message());
     return checkpoint;
 }
 

@@ -77,11 +77,11 @@ static void expect_message(const char *text, const char *const *parts, int count
     enum result status = model_config_parse("config.json", text, strlen(text), &config);
     if (status != ERROR_INPUT)
         fail_msg(
-            "expected a refusal that says %s, found %s", parts[0], status == OK ? "OK" : error_message());
+            "expected a refusal that says %s, found %s", parts[0], status == OK ? "OK" : failure_message());
     for (int i = 0; i < count; i++)
-        if (!strstr(error_message(), parts[i]))
-            fail_msg("expected \"%s\" in: %s", parts[i], error_message());
-    assert_non_null(strstr(error_message(), "config.json: "));
+        if (!strstr(failure_message(), parts[i]))
+            fail_msg("expected \"%s\" in: %s", parts[i], failure_message());
+    assert_non_null(strstr(failure_message(), "config.json: "));
 }
 
 /* The edited file is refused; the message has the field's name and `more`. */
@@ -95,7 +95,7 @@ static void expect_refused(const char *section, const char *name, const char *va
 static void expect_accepted(const char *text) {
     struct model_config config;
     if (model_config_parse("config.json", text, strlen(text), &config) != OK)
-        fail_msg("%s", error_message());
+        fail_msg("%s", failure_message());
 }
 
 static void expect_edit_accepted(const char *section, const char *name, const char *value) {
@@ -134,7 +134,7 @@ static void test_loads(void **state) {
     assert_int_equal(c.image_token_id, 3071);
     assert_int_equal(model_config_load(SOURCE_DIR "/tests/data/tiny/checkpoint", &c), OK);
     assert_int_equal(model_config_load(SOURCE_DIR "/tests", &c), ERROR_IO);
-    assert_non_null(strstr(error_message(), "config.json"));
+    assert_non_null(strstr(failure_message(), "config.json"));
 }
 
 /* Every number: missing, of a wrong type, below and above its range. */

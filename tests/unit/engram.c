@@ -94,7 +94,7 @@ static void test_small_primes(void **state) {
 static struct checkpoint *open_tiny(struct engram_hash *hash) {
     struct checkpoint *checkpoint;
     if (checkpoint_open(TINY "/checkpoint", &checkpoint) != OK)
-        fail_msg("%s", error_message());
+        fail_msg("%s", failure_message());
     const struct model_config *config = checkpoint_config(checkpoint);
     engram_hash_prepare(hash, config, checkpoint_engram_token_map(checkpoint)[config->engram_pad_token_id]);
     return checkpoint;

@@ -21,7 +21,7 @@ static bool read_bytes(
     bool accepted;
     memset(refusal, 0, sizeof *refusal);
     if (image_source_read(source, PARAM, reference, bytes, image, refusal, &accepted) != OK)
-        fail_msg("%.80s: %s", reference, error_message());
+        fail_msg("%.80s: %s", reference, failure_message());
     return accepted;
 }
 
@@ -322,7 +322,7 @@ static void test_no_root(void **state) {
     char path[256];
     snprintf(path, sizeof path, "%s/one.png", root);
     assert_int_equal(image_source_create(path, &none), ERROR_USAGE);
-    assert_non_null(strstr(error_message(), "expected a directory"));
+    assert_non_null(strstr(failure_message(), "expected a directory"));
 }
 
 /* What stands in for openat2 on old kernels. */

@@ -38,7 +38,7 @@ static enum result parse_bytes_exactly(const char *text, size_t bytes, const str
 static const struct json *parse(const char *text) {
     const struct json *root = NULL;
     if (parse_bytes_exactly(text, strlen(text), &root) != OK)
-        fail_msg("%s: %s", text, error_message());
+        fail_msg("%s: %s", text, failure_message());
     return root;
 }
 
@@ -46,8 +46,8 @@ static void refuse(const char *text, size_t bytes, const char *message) {
     const struct json *root;
     if (parse_bytes_exactly(text, bytes, &root) == OK)
         fail_msg("accepted: %s", text);
-    if (!strstr(error_message(), message))
-        fail_msg("%s: expected '%s' in '%s'", text, message, error_message());
+    if (!strstr(failure_message(), message))
+        fail_msg("%s: expected '%s' in '%s'", text, message, failure_message());
 }
 
 static void reads_every_kind(void **state) {
@@ -281,8 +281,8 @@ static void reads_files(void **state) {
     close(file);
     const struct json *root;
     assert_int_equal(json_parse_file(document, path, &root), ERROR_INPUT);
-    assert_non_null(strstr(error_message(), path));
-    assert_non_null(strstr(error_message(), "line 2 column 1"));
+    assert_non_null(strstr(failure_message(), path));
+    assert_non_null(strstr(failure_message(), "line 2 column 1"));
     assert_int_equal(truncate(path, 0), 0);
     assert_int_equal(json_parse_file(document, path, &root), ERROR_INPUT);
     unlink(path);

@@ -658,7 +658,7 @@ static void test_backend(void **state) {
     (void)state;
     const struct kernels *kernels;
     assert_int_equal(kernels_cpu_create(1, "avx1024", &kernels), ERROR_USAGE);
-    assert_non_null(strstr(error_message(), "avx1024"));
+    assert_non_null(strstr(failure_message(), "avx1024"));
     assert_int_equal(kernels_cpu_create(-1, NULL, &kernels), ERROR_USAGE);
     assert_int_equal(kernels_cpu_create(2, NULL, &kernels), OK);
     assert_int_equal(kernels->threads, 2);

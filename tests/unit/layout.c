@@ -90,14 +90,14 @@ static void refusals(void **state) {
     struct layout layout;
     layout_fill_nodes(nodes, 16, 8);
     assert_int_equal(layout_make(nodes, 16, 5, &layout), ERROR_USAGE);
-    assert_non_null(strstr(error_message(), "16 ranks, which is no multiple of 5"));
+    assert_non_null(strstr(failure_message(), "16 ranks, which is no multiple of 5"));
     assert_null(layout.ranks);
     assert_int_equal(layout_make(nodes, 16, 4, &layout), ERROR_USAGE);
-    assert_non_null(strstr(error_message(), "would divide node 0, which has 8 ranks"));
+    assert_non_null(strstr(failure_message(), "would divide node 0, which has 8 ranks"));
     assert_null(layout.ranks);
     const int32_t uneven[] = {0, 0, 0, 1, 1, 1, 1, 1};
     assert_int_equal(layout_make(uneven, 8, 4, &layout), ERROR_USAGE);
-    assert_non_null(strstr(error_message(), "node 1"));
+    assert_non_null(strstr(failure_message(), "node 1"));
     assert_int_equal(layout_make(nodes, 16, 32, &layout), ERROR_USAGE);
     assert_int_equal(layout_make(nodes, 16, -1, &layout), ERROR_USAGE);
     assert_int_equal(layout_make(nodes, 0, 0, &layout), ERROR_USAGE);

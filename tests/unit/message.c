@@ -13,7 +13,7 @@ static int load(void **state) {
     (void)state;
     if (tokenizer_load(SOURCE_DIR "/tests/data/recipe", &tokenizer) != OK ||
         reply_parser_create(tokenizer, &parser) != OK || json_document_create(&scratch) != OK)
-        fail_msg("%s", error_message());
+        fail_msg("%s", failure_message());
     return 0;
 }
 
@@ -74,7 +74,7 @@ static void parse_body(struct body *body) {
     if (!body->document)
         assert_int_equal(json_document_create(&body->document), OK);
     if (json_parse(body->document, body->text.data, body->text.bytes, &body->json) != OK)
-        fail_msg("%s: %s", error_message(), body->text.data);
+        fail_msg("%s: %s", failure_message(), body->text.data);
     assert_null(memchr(body->text.data, '\n', body->text.bytes)); /* it must fit a line */
 }
 

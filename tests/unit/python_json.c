@@ -14,7 +14,7 @@ static void check_written(append_function *append, const char *text, size_t byte
     struct buffer written = {0};
     assert_int_equal(json_document_create(&document), OK);
     if (json_parse(document, text, bytes, &value) != OK)
-        fail_msg("%s: %s", text, error_message());
+        fail_msg("%s: %s", text, failure_message());
     append(&written, value);
     assert_string_equal(written.data, expected);
     buffer_free(&written);

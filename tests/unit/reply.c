@@ -25,7 +25,7 @@ static int load(void **state) {
     (void)state;
     if (tokenizer_load(SOURCE_DIR "/tests/data/recipe", &tokenizer) != OK ||
         reply_parser_create(tokenizer, &parser) != OK)
-        fail_msg("%s", error_message());
+        fail_msg("%s", failure_message());
     return 0;
 }
 
@@ -440,7 +440,7 @@ static void check_arguments(const struct reply *reply) {
         const struct buffer *text = &reply->calls[i].arguments;
         const struct json *value = NULL;
         if (json_parse(document, text->data, text->bytes, &value) != OK)
-            fail_msg("arguments %s: %s", text->data, error_message());
+            fail_msg("arguments %s: %s", text->data, failure_message());
         assert_int_equal(value->kind, JSON_OBJECT);
     }
     json_document_free(document);

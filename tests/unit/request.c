@@ -14,7 +14,7 @@ static const char *const names[] = {"nano", "deepseek-v4.1-flash", NULL};
 static int setup(void **state) {
     (void)state;
     if (tokenizer_load(SOURCE_DIR "/inputs/nano", &tokenizer) != OK) {
-        fprintf(stderr, "%s\n", error_message());
+        fprintf(stderr, "%s\n", failure_message());
         return 1;
     }
     return 0;
@@ -31,7 +31,7 @@ static struct request_parser *make_parser(bool strict, int32_t context, int32_t 
         .model_names = names, .context = context, .strict = strict, .default_max_tokens = default_max_tokens};
     struct request_parser *parser = NULL;
     if (request_parser_create(tokenizer, &options, &parser) != OK)
-        fail_msg("%s", error_message());
+        fail_msg("%s", failure_message());
     return parser;
 }
 
@@ -502,7 +502,7 @@ static struct request_parser *make_other_parser(bool toolkit, bool images) {
         .model_names = names, .context = CONTEXT, .toolkit = toolkit, .images = images};
     struct request_parser *parser = NULL;
     if (request_parser_create(tokenizer, &options, &parser) != OK)
-        fail_msg("%s", error_message());
+        fail_msg("%s", failure_message());
     return parser;
 }
 

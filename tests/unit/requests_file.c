@@ -275,10 +275,10 @@ static void full_disk(void **state) {
         } else {
             requests_writer_abandon(writer);
         }
-        bool right = status == ERROR_IO && strstr(error_message(), "requests.h5") &&
-                     strstr(error_message(), "File too large");
+        bool right = status == ERROR_IO && strstr(failure_message(), "requests.h5") &&
+                     strstr(failure_message(), "File too large");
         if (!right)
-            fprintf(stderr, "result %d: %s\n", (int)status, error_message());
+            fprintf(stderr, "result %d: %s\n", (int)status, failure_message());
         _exit(right ? 0 : 2);
     }
     int status;
@@ -292,7 +292,10 @@ static void full_disk(void **state) {
 
 static void header_is_strict(void **state) {
     (void)state;
-    struct file_header header = {.format = "nocturne.results", .version = FORMAT_VERSION, .bytes = 1234, .records = 3},
+    struct file_header header = {.format = "nocturne.results",
+                           .version = FORMAT_VERSION,
+                           .bytes = 1234,
+                           .records = 3},
                        again;
     memset(header.requests, 'a', HASH_DIGITS);
     memset(header.content_hash, 'b', HASH_DIGITS);

@@ -100,8 +100,8 @@ static void failed_flush(void **state) {
             _exit(1);
         setrlimit(RLIMIT_FSIZE, &limit);
         enum result status = results_writer_flush(writer);
-        if (status != ERROR_IO || !strstr(error_message(), "part-000000.h5") ||
-            !strstr(error_message(), "File too large") || results_writer_pending(writer) != 1)
+        if (status != ERROR_IO || !strstr(failure_message(), "part-000000.h5") ||
+            !strstr(failure_message(), "File too large") || results_writer_pending(writer) != 1)
             _exit(2);
         DIR *listing = opendir(in_folder(folder, "results/rank-0000"));
         for (struct dirent *entry; listing && (entry = readdir(listing));)

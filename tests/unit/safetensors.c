@@ -40,8 +40,8 @@ static void expect_refused(const char *text, int64_t data, const char *more) {
     if (status == OK)
         fail_msg("accepted: %s", text);
     assert_int_equal(status, ERROR_INPUT);
-    if (!strstr(error_message(), "shard: ") || !strstr(error_message(), more))
-        fail_msg("expected \"%s\" in: %s", more, error_message());
+    if (!strstr(failure_message(), "shard: ") || !strstr(failure_message(), more))
+        fail_msg("expected \"%s\" in: %s", more, failure_message());
     assert_null(header.entries);
 }
 
@@ -96,7 +96,7 @@ static void test_lengths(void **state) {
         unsigned char *copy = malloc(cut ? (size_t)cut : 1);
         memcpy(copy, file, (size_t)cut);
         assert_int_equal(safetensors_parse("shard", copy, cut, document, &header), ERROR_INPUT);
-        assert_non_null(strstr(error_message(), "truncated"));
+        assert_non_null(strstr(failure_message(), "truncated"));
         free(copy);
     }
     assert_int_equal(safetensors_parse("shard", file, bytes, document, &header), OK);
@@ -109,12 +109,12 @@ static void test_lengths(void **state) {
     for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
         file = make_file(text, lengths[i], 4, &bytes);
         assert_int_equal(safetensors_parse("shard", file, bytes, document, &header), ERROR_INPUT);
-        assert_non_null(strstr(error_message(), "no safetensors file"));
+        assert_non_null(strstr(failure_message(), "no safetensors file"));
         free(file);
     }
     file = make_file(text, 0, 4, &bytes);
     assert_int_equal(safetensors_parse("shard", file, bytes, document, &header), ERROR_INPUT);
-    assert_non_null(strstr(error_message(), "not the JSON"));
+    assert_non_null(strstr(failure_message(), "not the JSON"));
     free(file);
 }
 

@@ -15,7 +15,7 @@ static struct tokenizer *nano;      /* of the embedded model */
 static int setup(void **state) {
     (void)state;
     if (tokenizer_load(DATA, &tokenizer) != OK || tokenizer_load(SOURCE_DIR "/inputs/nano", &nano) != OK) {
-        fprintf(stderr, "%s\n", error_message());
+        fprintf(stderr, "%s\n", failure_message());
         return 1;
     }
     return 0;
@@ -205,7 +205,7 @@ static void refuses_invalid_utf8(void **state) {
         snprintf(expected, sizeof expected, "byte offset %d ", cases[i].offset);
         assert_int_equal(
             tokenizer_encode_plain(tokenizer, cases[i].text, strlen(cases[i].text), &ids), ERROR_INPUT);
-        assert_non_null(strstr(error_message(), expected));
+        assert_non_null(strstr(failure_message(), expected));
         assert_int_equal(
             tokenizer_encode(tokenizer, cases[i].text, strlen(cases[i].text), &ids), ERROR_INPUT);
     }
@@ -414,8 +414,8 @@ static void check_refused(const char *old, const char *new, const char *message)
     if (tokenizer_load_memory("some/tokenizer.json", changed.data, changed.bytes, &bad) == OK)
         fail_msg("accepted '%s' for '%s'", new, old);
     assert_null(bad);
-    if (!strstr(error_message(), message) || strncmp(error_message(), "some/tokenizer.json: ", 21) != 0)
-        fail_msg("expected '%s' in '%s'", message, error_message());
+    if (!strstr(failure_message(), message) || strncmp(failure_message(), "some/tokenizer.json: ", 21) != 0)
+        fail_msg("expected '%s' in '%s'", message, failure_message());
     buffer_free(&changed);
 }
 
@@ -462,7 +462,7 @@ static void refuses_other_pipelines(void **state) {
         check_refused(cases[i].old, cases[i].new, cases[i].message);
     struct tokenizer *bad = NULL;
     assert_int_equal(tokenizer_load("/nonexistent", &bad), ERROR_IO);
-    assert_non_null(strstr(error_message(), "/nonexistent/tokenizer.json"));
+    assert_non_null(strstr(failure_message(), "/nonexistent/tokenizer.json"));
 }
 
 int main(void) {

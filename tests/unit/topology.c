@@ -68,7 +68,7 @@ static void layouts_as_printed(void **state) {
         struct buffer text = {0};
         char path[4096];
         if (topo_print(&printed[i].options, &text) != OK)
-            fail_msg("%s: %s", printed[i].expected, error_message());
+            fail_msg("%s: %s", printed[i].expected, failure_message());
         snprintf(path, sizeof path, MACHINES "%s.expected", printed[i].expected);
         if (getenv("NOCTURNE_WRITE_EXPECTED"))
             write_file(path, &text);
@@ -82,7 +82,7 @@ static void layouts_as_printed(void **state) {
 static struct topology *load(const char *source) {
     struct topology *topology;
     if (topology_load(source, &topology) != OK)
-        fail_msg("%s", error_message());
+        fail_msg("%s", failure_message());
     return topology;
 }
 
@@ -157,8 +157,8 @@ static void refuses(const char *source, enum result code, const char *text) {
     struct topology *topology;
     assert_int_equal(topology_load(source, &topology), code);
     assert_null(topology);
-    if (!strstr(error_message(), text))
-        fail_msg("'%s' lacks '%s'", error_message(), text);
+    if (!strstr(failure_message(), text))
+        fail_msg("'%s' lacks '%s'", failure_message(), text);
 }
 
 static void wrong_sources(void **state) {
@@ -201,7 +201,7 @@ static void damaged_recordings(void **state) {
         struct topology *topology;
         enum result status = topology_load(path, &topology);
         if (status != ERROR_INPUT && (cut || status != OK))
-            fail_msg("damage at byte %zu, trial %d: result %d, %s", at, trial, status, error_message());
+            fail_msg("damage at byte %zu, trial %d: result %d, %s", at, trial, status, failure_message());
         topology_free(topology);
         text[at] = before;
     }

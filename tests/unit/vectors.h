@@ -31,7 +31,7 @@ static inline int for_each_vector(const char *path, vector_check *check, void *c
     while ((bytes = getline(&line, &capacity, file)) > 0) {
         const struct json *vector = NULL;
         if (json_parse(document, line, (size_t)bytes, &vector) != OK)
-            fail_msg("%s: %s", path, error_message());
+            fail_msg("%s: %s", path, failure_message());
         checked += check(vector, context);
     }
     free(line);

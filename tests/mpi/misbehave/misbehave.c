@@ -52,7 +52,7 @@ int main(int argc, char **argv) {
     if (status == OK)
         status = run(&ranks);
     if (status != OK && (ranks.rank == 0 || !ranks_share(&ranks, status)))
-        log_error("%s", error_message());
+        log_error("%s", failure_message());
     ranks_stop(&ranks, status);
     return status;
 }
