@@ -39,7 +39,8 @@ static void print_usage(const struct command_usage *usage, const struct option *
         if (o->kind == OPTION_CHOICE) {
             int used = snprintf(left, sizeof left, "--%s ", o->name);
             for (int i = 0; o->choices[i]; i++)
-                used += snprintf(left + used, sizeof left - (size_t)used, "%s%s", i ? "|" : "", o->choices[i]);
+                used +=
+                    snprintf(left + used, sizeof left - (size_t)used, "%s%s", i ? "|" : "", o->choices[i]);
         } else {
             snprintf(left, sizeof left, "--%s%s%s%s", o->name, o->placeholder ? " " : "",
                 o->placeholder ? o->placeholder : "", o->kind == OPTION_LIST ? " ..." : "");
@@ -96,8 +97,8 @@ static enum result set_value(const struct command_usage *usage, const struct opt
                 *(int *)o->value = i;
                 return OK;
             }
-        return fail(ERROR_USAGE, "%s: --%s: '%s' is not one of the choices (see 'nocturne %s --help')", usage->name,
-            o->name, text, usage->name);
+        return fail(ERROR_USAGE, "%s: --%s: '%s' is not one of the choices (see 'nocturne %s --help')",
+            usage->name, o->name, text, usage->name);
     }
     return fail(ERROR_INTERNAL, "%s: --%s has an unknown kind", usage->name, o->name);
 }
@@ -109,8 +110,8 @@ static const struct option *find(const struct option *options, const char *name,
     return NULL;
 }
 
-MUST_CHECK enum result options_parse(const struct command_usage *usage, const struct option *options, int argc,
-    char **argv, struct option_list *positional, bool *help_shown) {
+MUST_CHECK enum result options_parse(const struct command_usage *usage, const struct option *options,
+    int argc, char **argv, struct option_list *positional, bool *help_shown) {
     *help_shown = false;
     enum { MOST_OPTIONS = 64 };
     bool given[MOST_OPTIONS] = {false};
@@ -135,8 +136,8 @@ MUST_CHECK enum result options_parse(const struct command_usage *usage, const st
                 continue;
             }
             if (!positional)
-                return fail(ERROR_USAGE, "%s: unexpected argument '%s' (see 'nocturne %s --help')", usage->name, word,
-                    usage->name);
+                return fail(ERROR_USAGE, "%s: unexpected argument '%s' (see 'nocturne %s --help')",
+                    usage->name, word, usage->name);
             TRY(append(positional, word));
             continue;
         }
@@ -144,7 +145,8 @@ MUST_CHECK enum result options_parse(const struct command_usage *usage, const st
         const char *equals = strchr(name, '=');
         const struct option *o = find(options, name, equals ? (size_t)(equals - name) : strlen(name));
         if (!o || word[1] != '-')
-            return fail(ERROR_USAGE, "%s: unknown option '%s' (see 'nocturne %s --help')", usage->name, word, usage->name);
+            return fail(ERROR_USAGE, "%s: unknown option '%s' (see 'nocturne %s --help')", usage->name, word,
+                usage->name);
         given[o - options] = true;
         open_list = NULL;
         if (o->kind == OPTION_FLAG && !equals) {
@@ -159,7 +161,7 @@ MUST_CHECK enum result options_parse(const struct command_usage *usage, const st
     }
     for (const struct option *o = options; o->name; o++)
         if (o->required && !given[o - options])
-            return fail(ERROR_USAGE, "%s: --%s %s is missing (see 'nocturne %s --help')", usage->name, o->name,
-                o->placeholder ? o->placeholder : "", usage->name);
+            return fail(ERROR_USAGE, "%s: --%s %s is missing (see 'nocturne %s --help')", usage->name,
+                o->name, o->placeholder ? o->placeholder : "", usage->name);
     return OK;
 }
