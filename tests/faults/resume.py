@@ -228,9 +228,9 @@ def no_campaign(folder):
 
 
 def bare_environment(folder):
-    """HOME that is not there, and one core for all ranks."""
+    """A HOME in which nothing can be made, and one core for all ranks."""
     campaign = prepared(folder, campaigns.small_requests(8))
-    run(["run", "--campaign", campaign], RANKS, extra_environment={"HOME": "/nonexistent"})
+    run(["run", "--campaign", campaign], RANKS, extra_environment={"HOME": "/dev/null"})
     answers(campaign)
     single = prepared(folder, campaigns.small_requests(8), "single")
     cores = os.sched_getaffinity(0)
