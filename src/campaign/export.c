@@ -3,17 +3,19 @@
 #include "base/options.h"
 #include "campaign/answers.h"
 #include "campaign/campaign.h"
+#include "campaign/files.h"
 #include "campaign/parts.h"
 #include "campaign/requests.h"
 #include "campaign/results_index.h"
 #include "recipe/tokenizer.h"
 
-#include <errno.h>  /* errno */
-#include <math.h>   /* isfinite */
-#include <stdio.h>  /* printf, snprintf */
-#include <stdlib.h> /* calloc, qsort, free */
-#include <string.h> /* memcpy, strlen */
-#include <unistd.h> /* unlink */
+#include <errno.h>    /* errno */
+#include <math.h>     /* isfinite */
+#include <stdio.h>    /* printf, snprintf */
+#include <stdlib.h>   /* calloc, qsort, free */
+#include <string.h>   /* memcpy, strlen, strcmp */
+#include <sys/stat.h> /* stat */
+#include <unistd.h>   /* unlink */
 
 /* Export goes through the parts once, in their own order, and puts the JSON of each answer into a spool file;
  * then it writes the lines in the order asked for, taking custom_id and model from requests.h5. So memory
@@ -500,12 +502,26 @@ static void print_summary(const struct export *export, const char *output, const
         printf("%s: %lld errors (%lld refused lines, %lld failed requests)\n", errors, (long long)bad,
             (long long)refused, (long long)export->failed);
     if (waiting)
-        log_warning("%lld of %lld requests have no result yet and are in neither file; go on with decode, "
+        log_warning("%lld of %lld requests have no result yet and are in neither file; finish the campaign, "
                     "then export again",
             (long long)waiting, (long long)export->total);
 }
 
+/* Both names before anything is written or removed: /dev/null stays a device, and no file takes the other's place. */
+static enum result check_names(const char *output, const char *errors) {
+    struct stat one, other;
+    TRY(output_check(output));
+    TRY(output_check(errors));
+    bool same = !stat(output, &one) && !stat(errors, &other) && one.st_dev == other.st_dev &&
+                one.st_ino == other.st_ino;
+    if (same || !strcmp(output, errors))
+        return fail(
+            ERROR_USAGE, "export: %s: answers and errors go to two files: give them two names", errors);
+    return OK;
+}
+
 static enum result export_run(struct export *export, const char *output, const char *errors) {
+    TRY(check_names(output, errors));
     TRY(requests_open(export->options->campaign, &export->requests));
     export->total = requests_count(export->requests);
     snprintf(export->system_fingerprint, sizeof export->system_fingerprint, "fp_%.10s",

@@ -156,7 +156,15 @@ int rename_without_overwriting(const char *from, const char *to) {
     return rename(from, to);
 }
 
+enum result output_check(const char *path) {
+    struct stat found;
+    if (stat(path, &found) || S_ISREG(found.st_mode))
+        return OK;
+    return fail(ERROR_IO, "%s: is no regular file, so it isn't replaced by one: give another name", path);
+}
+
 enum result output_file_create(const char *path, struct output_file *file) {
+    TRY(output_check(path));
     ignore_size_signal();
     *file = (struct output_file){.fd = -1, .path = strdup(path)};
     file->temporary = temporary_name(path);

@@ -23,6 +23,8 @@ char *temporary_name(const char *path);
 /* True for names made by temporary_name. */
 bool is_temporary_name(const char *name);
 
+/* Refuses the name of a folder or device: a rename would replace /dev/null by a file. */
+MUST_CHECK enum result output_check(const char *path);
 MUST_CHECK enum result output_file_create(const char *path, struct output_file *file);
 MUST_CHECK enum result output_file_write(struct output_file *file, const void *data, size_t bytes);
 /* Hands what is held back to the system, so that it can be read through file->fd. */

@@ -135,6 +135,7 @@ static enum result create_all(struct score_file *file, const struct score_file_o
 
 enum result score_file_create(
     const char *path, const struct score_file_options *options, struct score_file **file) {
+    TRY(output_check(path));
     struct score_file *made = calloc(1, sizeof *made);
     if (!made)
         return fail(ERROR_MEMORY, "%s: out of memory", path);

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import sys
 import tempfile
 import time
@@ -267,6 +268,23 @@ def full(campaign):
     assert not [name for name in os.listdir(campaign) if name.endswith(".tmp")]
 
 
+def names(campaign):
+    """What is no regular file stays what it is, and the two files don't take each other's place."""
+    pipe, link = campaign + "/pipe", campaign + "/link"
+    os.mkfifo(pipe)
+    for option in ("--output", "--errors"):
+        assert "is no regular file" in nocturne("export", "--campaign", campaign, option, pipe, code=4)
+    said = nocturne("score", "--model", model, "--input", "/dev/null", "--output", pipe, "--quiet", code=4)
+    assert "is no regular file" in said and stat.S_ISFIFO(os.stat(pipe).st_mode), said
+    os.unlink(pipe)
+    os.symlink("results.jsonl", link)
+    before = open(campaign + "/results.jsonl", "rb").read()
+    for both in (campaign + "/results.jsonl", link):
+        assert "two names" in nocturne("export", "--campaign", campaign, "--errors", both, code=2)
+    assert open(campaign + "/results.jsonl", "rb").read() == before
+    os.unlink(link)
+
+
 def damaged(campaign):
     """A torn part is left out of the export, and is named."""
     path = sorted(glob.glob(campaign + "/results/rank-0000/part-*.h5"))[0]
@@ -308,6 +326,7 @@ def speed(folder):
 with tempfile.TemporaryDirectory() as scratch:
     made = small(scratch)
     full(made)
+    names(made)
     kinds(scratch)
     damaged(made)
     nothing_left(scratch, made)
