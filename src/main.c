@@ -57,16 +57,24 @@ static enum result inspect_checkpoint(const char *folder, bool tensors) {
     return status;
 }
 
+static bool holds(const char *folder, const char *name) {
+    char path[4096];
+    struct stat found;
+    int length = snprintf(path, sizeof path, "%s/%s", folder, name);
+    return length < (int)sizeof path && stat(path, &found) == 0;
+}
+
 static enum result inspect(const char *path, bool tensors) {
     struct stat found;
     if (stat(path, &found) != 0)
-        return fail_errno(ERROR_INPUT, "%s", path);
+        return fail_errno(ERROR_IO, "%s", path);
     if (!S_ISDIR(found.st_mode))
         return campaign_inspect(path);
-    char config[4096];
-    int length = snprintf(config, sizeof config, "%s/config.json", path);
-    if (length < (int)sizeof config && stat(config, &found) == 0)
+    if (holds(path, "config.json"))
         return inspect_checkpoint(path, tensors);
+    if (!holds(path, "requests.h5"))
+        return fail(ERROR_IO,
+            "%s: has neither the config.json of a checkpoint nor the requests.h5 of a campaign", path);
     return campaign_inspect(path);
 }
 
@@ -101,7 +109,8 @@ static void print_help(void) {
            "Runs sets of requests through DeepSeek-V4.1-Flash as batch jobs on a cluster.\n\ncommands:\n");
     for (int i = 0; i < COMMANDS; i++)
         printf("  %-10s %s\n", commands[i].name, commands[i].summary);
-    printf("\n'nocturne COMMAND --help' shows a command's options. Commands on ranks are started by mpirun "
+    printf("\n'nocturne COMMAND --help' or 'nocturne help COMMAND' shows a command's options. Commands on "
+           "ranks are started by mpirun "
            "or srun, or alone:\n"
            "  nocturne ingest --input requests.jsonl --model DIR --campaign DIR\n"
            "  mpirun -n 4 nocturne run --campaign DIR\n"
@@ -195,23 +204,33 @@ static bool is_one_of(const char *word, const char *a, const char *b, const char
     return !strcmp(word, a) || !strcmp(word, b) || !strcmp(word, c);
 }
 
+static enum result run_command(int argc, char **argv) {
+    for (int i = 0; i < COMMANDS; i++)
+        if (!strcmp(argv[0], commands[i].name))
+            return commands[i].run(argc, argv);
+    return unknown_command(argv[0]);
+}
+
+static enum result help(int argc, char **argv) {
+    if (!is_first_process())
+        return OK;
+    if (argc > 2)
+        return run_command(2, (char *[]){argv[2], (char *)"--help", NULL});
+    print_help();
+    return OK;
+}
+
 static enum result dispatch(int argc, char **argv) {
     if (argc < 2)
         return fail(ERROR_USAGE, "give a command: 'nocturne help' lists them");
-    if (is_one_of(argv[1], "help", "--help", "-h")) {
-        if (is_first_process())
-            print_help();
-        return OK;
-    }
+    if (is_one_of(argv[1], "help", "--help", "-h"))
+        return help(argc, argv);
     if (is_one_of(argv[1], "version", "--version", "-V")) {
         if (is_first_process())
             print_version();
         return OK;
     }
-    for (int i = 0; i < COMMANDS; i++)
-        if (!strcmp(argv[1], commands[i].name))
-            return commands[i].run(argc - 1, argv + 1);
-    return unknown_command(argv[1]);
+    return run_command(argc - 1, argv + 1);
 }
 
 static bool asks_for_help(int argc, char **argv) {
@@ -226,6 +245,8 @@ int main(int argc, char **argv) {
     if (!first && asks_for_help(argc, argv))
         return OK;
     enum result status = dispatch(argc, argv);
+    if (status == OK && (fflush(stdout) || ferror(stdout)))
+        status = fail(ERROR_IO, "standard output could not be written to its end");
     if (status != OK && first)
         log_error("%s", failure_message());
     return status;

@@ -72,7 +72,7 @@ static enum result set_value(const struct command_usage *usage, const struct opt
         return append(o->value, text);
     case OPTION_COUNT:
     case OPTION_BYTES: {
-        int64_t value;
+        int64_t value = 0;
         if (o->kind == OPTION_BYTES) {
             enum result parsed = parse_bytes(text, &value);
             if (parsed != OK)
@@ -153,9 +153,10 @@ MUST_CHECK enum result options_parse(const struct command_usage *usage, const st
             *(bool *)o->value = true;
             continue;
         }
-        if (!equals && i + 1 >= argc)
+        const char *value = equals ? equals + 1 : i + 1 < argc ? argv[++i] : "";
+        if (!*value || (!equals && value[0] == '-' && value[1] == '-'))
             return fail(ERROR_USAGE, "%s: --%s needs a value (%s)", usage->name, o->name, o->placeholder);
-        TRY(set_value(usage, o, equals ? equals + 1 : argv[++i]));
+        TRY(set_value(usage, o, value));
         if (o->kind == OPTION_LIST)
             open_list = o;
     }

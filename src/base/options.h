@@ -39,7 +39,8 @@ struct command_usage {
     const char *notes;     /* printed after the options, or NULL */
 };
 
-/* Parses argv[1..argc-1]; both "--name value" and "--name=value" are taken. Positional arguments go to
+/* Parses argv[1..argc-1]; both "--name value" and "--name=value" are taken; a value that is empty is none, nor is
+ * a word that begins with two dashes unless it comes after "=". Positional arguments go to
  * `positional` (may be NULL when the command takes none). `options` ends with a NULL name. With --help the usage
  * is printed on standard output and *help_shown is true. ERROR_USAGE names the offending word and how to get
  * help. */

@@ -27,7 +27,7 @@ enum result campaign_open(
     if (stat(folder, &found))
         return fail_errno(ERROR_IO, "%s: no such campaign (make one with 'nocturne ingest')", folder);
     if (!S_ISDIR(found.st_mode))
-        return fail(ERROR_USAGE, "%s: is not a folder, so it can't be a campaign", folder);
+        return fail(ERROR_IO, "%s: is not a folder, so it can't be a campaign", folder);
     struct campaign *made = calloc(1, sizeof *made);
     if (!made || !(made->folder = strdup(folder))) {
         free(made);

@@ -9,6 +9,7 @@
 #include "campaign/parts.h"
 #include "campaign/requests.h"
 #include "model/checkpoint.h"
+#include "recipe/refusal.h" /* copy_text */
 #include "recipe/request.h"
 
 #include <dirent.h> /* opendir, readdir */
@@ -53,6 +54,7 @@ struct ingest {
     struct vector image_places; /* of a request: indices, then tokens */
     struct refusal refusal;
     struct campaign *campaign;
+    bool was_campaign; /* the folder had requests before */
     struct line_reader *reader;
     struct requests_writer *writer;
     struct seen_set seen;
@@ -78,7 +80,7 @@ static const char *file_name(const struct ingest *ingest, int32_t file) {
 static enum result set_names(struct ingest *ingest) {
     const struct ingest_options *options = ingest->options;
     if (!realpath(options->model, ingest->model_folder))
-        return fail_errno(ERROR_INPUT, "--model %s: cannot find the folder", options->model);
+        return fail_errno(ERROR_IO, "--model %s: cannot find the folder", options->model);
     int most = (int)(sizeof ingest->names / sizeof *ingest->names) - 3;
     if (options->model_names.count > most)
         return fail(ERROR_USAGE, "ingest: --model-name: at most %d names", most);
@@ -162,12 +164,13 @@ static enum result remove_phase(const char *folder, const char *phase) {
     return status;
 }
 
-static enum result remove_old(const char *folder) {
+/* In a folder that was no campaign, what bears the names of exports is someone else's. */
+static enum result remove_old(const char *folder, bool was_campaign) {
     TRY(remove_phase(folder, "vision"));
     TRY(remove_phase(folder, "prefill"));
     TRY(remove_phase(folder, "results"));
     const char *const files[] = {"results.h5", "progress.json", "results.jsonl", "errors.jsonl"};
-    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+    for (size_t i = 0; was_campaign && i < sizeof files / sizeof *files; i++) {
         char *path = path_join(folder, files[i]);
         if (path && unlink(path) && errno != ENOENT) {
             enum result status = fail_errno(ERROR_IO, "%s: cannot remove", path);
@@ -217,10 +220,10 @@ static enum result compare(struct ingest *ingest, const struct requests *old, st
 static enum result check_existing(struct ingest *ingest, bool *same) {
     const char *folder = ingest->options->campaign;
     char *path = path_join(folder, "requests.h5");
-    bool exists = path && !access(path, F_OK);
+    ingest->was_campaign = path && !access(path, F_OK);
     free(path);
     *same = false;
-    if (!exists || ingest->options->restart)
+    if (!ingest->was_campaign || ingest->options->restart)
         return OK;
     struct requests *old;
     struct buffer difference = {0};
@@ -278,9 +281,12 @@ static enum result record_refusal(struct ingest *ingest, const struct request_er
     count_code(ingest, error->code);
     if (!ingest->options->strict)
         return requests_writer_add_error(ingest->writer, error);
-    if (ingest->refused <= MOST_LISTED)
-        buffer_printf(&ingest->listed, "\n  %s:%lld: %s: %.150s", file_name(ingest, error->file),
-            (long long)error->line, error->code, error->message);
+    if (ingest->refused <= MOST_LISTED) {
+        char message[150];
+        copy_text(message, sizeof message, error->message, strlen(error->message));
+        buffer_printf(&ingest->listed, "\n  %s:%lld: %s: %s", file_name(ingest, error->file),
+            (long long)error->line, error->code, message);
+    }
     return OK;
 }
 
@@ -303,11 +309,12 @@ static enum result check_duplicate(
     *again = earlier != 0;
     if (!earlier)
         return OK;
-    char message[900];
+    char message[900], shown[200];
+    copy_text(shown, sizeof shown, id.data, id.bytes);
     const char *first_file = file_name(ingest, (int32_t)(earlier >> 40));
     long long first_line = (long long)(earlier & (((uint64_t)1 << 40) - 1));
-    snprintf(message, sizeof message, "custom_id '%.*s' is already that of %s line %lld",
-        (int)(id.bytes < 200 ? id.bytes : 200), id.data, first_file, first_line);
+    snprintf(message, sizeof message, "custom_id '%s' is already that of %s line %lld", shown, first_file,
+        first_line);
     if (ingest->options->on_duplicate == DUPLICATE_ERROR && !ingest->options->strict)
         return fail(ERROR_INPUT,
             "%s line %lld: duplicate_custom_id: %s. Each must be unique, for it is what answers are matched "
@@ -483,7 +490,7 @@ static enum result ingest_run(struct ingest *ingest) {
     char digits[HASH_DIGITS + 1];
     line_reader_hash(ingest->reader, digits);
     if (options->restart)
-        TRY(remove_old(options->campaign));
+        TRY(remove_old(options->campaign, ingest->was_campaign));
     struct requests_input input = {.hash = digits, .lines = ingest->lines, .blank_lines = ingest->blank};
     struct requests_writer *writer = ingest->writer;
     ingest->writer = NULL;

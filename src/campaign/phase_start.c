@@ -22,8 +22,8 @@ enum result phase_model_folder(const char *given, const struct requests *request
     const char *path = given ? given : requests_model_folder(requests);
     *folder = realpath(path, NULL);
     if (!*folder)
-        return fail_errno(ERROR_INPUT,
-            "%s: cannot open the model's folder (if it has moved, say where with --model)", path);
+        return fail_errno(
+            ERROR_IO, "%s: cannot open the model's folder (if it has moved, say where with --model)", path);
     return OK;
 }
 

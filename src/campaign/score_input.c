@@ -27,7 +27,7 @@ enum result score_input_open(
     enum result status = OK;
     made->file = fopen(path, "r");
     if (!made->file)
-        TRY_GOTO(status, fail_errno(ERROR_INPUT, "%s: cannot open the texts to score", path), done);
+        TRY_GOTO(status, fail_errno(ERROR_IO, "%s: cannot open the texts to score", path), done);
     TRY_GOTO(status, json_document_create(&made->document), done);
     *input = made;
 done:

@@ -186,7 +186,7 @@ static enum result run_file(
     enum result status = OK;
     FILE *file = standard ? stdin : fopen(path, "r");
     if (!file)
-        return fail_errno(ERROR_INPUT, "%s", path);
+        return fail_errno(ERROR_IO, "%s", path);
     TRY_GOTO(status, tokenizer_load(tokenizer, &run->tokenizer), done);
     TRY_GOTO(status, json_document_create(&run->document), done);
     if (function == render_line)

@@ -276,7 +276,7 @@ static enum result parse_file(const char *tokenizer, const char *path, bool repa
     enum result status = OK;
     FILE *file = standard ? stdin : fopen(path, "r");
     if (!file)
-        return fail_errno(ERROR_INPUT, "%s", path);
+        return fail_errno(ERROR_IO, "%s", path);
     TRY_GOTO(status, tokenizer_load(tokenizer, &parsing.tokenizer), done);
     TRY_GOTO(status, reply_parser_create(parsing.tokenizer, &parsing.parser), done);
     TRY_GOTO(status, json_document_create(&parsing.document), done);

@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+import subprocess
 import sys
 import tempfile
 import time
@@ -119,6 +120,42 @@ def full(folder):
     nocturne(*base, file_bytes=2 * size)
 
 
+def folders(folder):
+    """--restart leaves files alone that bear the names of exports in a folder that was no campaign."""
+    path = write(folder + "/folders.jsonl", line("a"))
+    base = ["ingest", "--input", path, "--model", model, "--campaign", folder + "/folders", "--restart"]
+    os.makedirs(folder + "/folders")
+    write(folder + "/folders/results.jsonl", "mine")
+    nocturne(*base)
+    assert sorted(os.listdir(folder + "/folders")) == ["lock", "requests.h5", "results.jsonl"]
+    nocturne(*base)
+    assert sorted(os.listdir(folder + "/folders")) == ["lock", "requests.h5"]
+
+
+def command_lines(folder):
+    """Words that are wrong, folders that aren't there, and help."""
+    path = write(folder + "/lines.jsonl", line("a" + "\u00e9" * 150) * 2)
+    base = ["ingest", "--input", path, "--model", model, "--campaign"]
+    for words in (["", "--strict"], ["--strict"], []):
+        assert "--campaign needs a value" in nocturne(*base, *words, code=2)
+    assert "duplicate_custom_id" in nocturne(*base, folder + "/lines", code=3)  # said in whole characters
+    nocturne(*base, folder + "/lines", "--strict", code=3)
+    none = folder + "/not-there"
+    for words in (["ingest", "--input", path, "--model", none, "--campaign", folder + "/lines"], ["inspect", none],
+                  ["tokenize", "--tokenizer", model, "--input", none], ["parse", "--tokenizer", model, "--input", none],
+                  ["score", "--model", model, "--input", none, "--output", folder + "/scores.h5"],
+                  ["run", "--campaign", path], ["run", "--campaign", none]):
+        assert (path if path in words[2:] and none not in words else none) in nocturne(*words, code=4)
+    os.makedirs(none)
+    assert "neither the config.json" in nocturne("inspect", none, code=4)
+    for words in (["help"], ["--help"], ["help", "run"], ["run", "--help"]):
+        assert ("--kv-memory" if "run" in words else "commands:") in nocturne(*words)
+    assert "is not a command" in nocturne("help", "runs", code=2)
+    with open("/dev/full", "wb") as full_disk:
+        done = subprocess.run([nocturne.path, "help"], stdout=full_disk, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 4 and "standard output" in done.stderr, done
+
+
 def large(folder):
     """Many lines, one of 300 MB; memory stays flat."""
     path = folder + "/large.jsonl"
@@ -147,5 +184,7 @@ with tempfile.TemporaryDirectory() as scratch:
     refusals(scratch)
     names(scratch)
     full(scratch)
+    folders(scratch)
+    command_lines(scratch)
     large(scratch)
 print("ingest: all checks passed")
