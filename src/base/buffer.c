@@ -110,7 +110,8 @@ void buffer_append_json_string(struct buffer *buffer, const char *text, size_t b
         }
         run = i;
     }
-    buffer_append(buffer, text + run, bytes - run);
+    if (run < bytes) /* an empty text may be NULL */
+        buffer_append(buffer, text + run, bytes - run);
     buffer_append(buffer, "\"", 1);
 }
 

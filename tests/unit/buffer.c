@@ -51,6 +51,7 @@ static void check_string(const char *text, size_t bytes, const char *expected) {
 static void writes_json_strings(void **state) {
     (void)state;
     check_string("", 0, "\"\"");
+    check_string(NULL, 0, "\"\"");
     check_string("a\"b\\c/\b\f\n\r\t\x01\x1f\x7f", 14, "\"a\\\"b\\\\c/\\b\\f\\n\\r\\t\\u0001\\u001f\x7f\"");
     check_string("a\0b", 3, "\"a\\u0000b\"");
     check_string("\xC3\xA9\xE4\xBD\xA0\xF0\x9F\x98\x80", 9, "\"\xC3\xA9\xE4\xBD\xA0\xF0\x9F\x98\x80\"");
