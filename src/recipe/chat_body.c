@@ -254,9 +254,9 @@ static bool add_file(
 static bool add_image(
     struct body_reader *reader, const struct place *place, const struct json *part, struct message *message) {
     const struct json *object = json_member(part, "image_url");
-    const struct place *parent = MEMBER_OF(place, "image_url"), *at = MEMBER_OF(parent, "url");
+    const struct place *outer = MEMBER_OF(place, "image_url"), *at = MEMBER_OF(outer, "url");
     struct image_reference image = {.reference = text_member(object, "url")};
-    if (!read_detail(reader, parent, object, &image.detail) || !settle_image(reader, at, &image))
+    if (!read_detail(reader, outer, object, &image.detail) || !settle_image(reader, at, &image))
         return false;
     image.path = keep_path(reader, at);
     message_add_image(reader->conversation, message, &image);
@@ -403,7 +403,7 @@ static bool check_prefix(struct chat_body *body) {
     size_t index = 0;
     for (const struct message *message = reader->conversation->messages; message;
          message = message->next, index++) {
-        const struct place *parent = ELEMENT_OF(place, index), *at = MEMBER_OF(parent, "prefix");
+        const struct place *outer = ELEMENT_OF(place, index), *at = MEMBER_OF(outer, "prefix");
         if (!message->prefix)
             continue;
         if (message->next)

@@ -220,7 +220,7 @@ done:
 
 static enum result run_plain(
     const struct command_usage *usage, int argc, char **argv, line_function *function) {
-    const char *tokenizer = NULL, *input = NULL;
+    const char *tokenizer = "", *input = "";
     const struct option options[] = {TOKENIZER_OPTION(tokenizer), INPUT_OPTION(input), {0}};
     bool help_shown;
     struct run run = {0};
@@ -262,7 +262,7 @@ enum result command_render(int argc, char **argv) {
             "name and error {status, message}.",
     };
     static const char *const kinds[] = {"chat", "responses", "messages", NULL};
-    const char *tokenizer = NULL, *input = NULL;
+    const char *tokenizer = "", *input = "";
     int kind = KIND_CHAT;
     const struct option options[] = {TOKENIZER_OPTION(tokenizer), INPUT_OPTION(input),
         {.name = "kind",

@@ -362,12 +362,12 @@ static bool add_image(struct body_reader *reader, const struct place *place, con
     struct message *message) {
     const struct json *source = json_member(block, "source");
     const struct json *type = json_member(source, "type");
-    const struct place *parent = MEMBER_OF(place, "source");
+    const struct place *outer = MEMBER_OF(place, "source");
     bool base64 = json_is_text(type, "base64");
-    const struct place *at = MEMBER_OF(parent, base64 ? "data" : "url");
+    const struct place *at = MEMBER_OF(outer, base64 ? "data" : "url");
     struct image_reference image = {.detail = DETAIL_HIGH};
     if (json_is_text(type, "file"))
-        return refuse_at(reader, CODE_UNSUPPORTED, MEMBER_OF(parent, "file_id"),
+        return refuse_at(reader, CODE_UNSUPPORTED, MEMBER_OF(outer, "file_id"),
             "stored files are not supported; pass the image itself as base64");
     if (base64) {
         struct buffer url = {0};

@@ -61,7 +61,7 @@ enum result prompt_format_create(const struct tokenizer *tokenizer, struct promp
     TRY_GOTO(status, json_document_create(&format->document), done);
     for (int i = 0; i < MARKERS; i++) {
         format->ids[i] = tokenizer_added_id(tokenizer, MARKER_SPELLINGS[i]);
-        if (format->ids[i] < 0 && i < MARKERS_NEEDED) {
+        if (i < MARKERS_NEEDED && format->ids[i] < 0) {
             status = fail(ERROR_INPUT,
                 "tokenizer.json: added_tokens has no %s, which the prompt format needs", MARKER_SPELLINGS[i]);
             goto done;

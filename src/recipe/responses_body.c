@@ -160,7 +160,7 @@ static enum item_kind item_kind(const struct json *item) {
 /* A function's output may lack call_id, a custom tool's output itself. */
 static bool type_output(struct body_reader *reader, const struct place *place, const struct json *item) {
     bool custom = item_kind(item) == ITEM_CUSTOM_OUTPUT;
-    struct text_piece text;
+    struct text_piece text = {0};
     if (!(custom ? read_text : read_optional_text)(reader, place, item, "call_id", &text))
         return false;
     return (custom && !json_member(item, "output")) ||
