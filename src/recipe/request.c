@@ -461,7 +461,9 @@ static int32_t default_max_tokens(const struct request_parser *parser) {
 static bool fit_context(
     const struct request_parser *parser, size_t prompt, struct refusal *refusal, int32_t *max_tokens) {
     size_t context = (size_t)parser->options.context, asked = (size_t)parser->asked_tokens;
-    if (prompt + asked > context) {
+    /* An answer has a token at least; the toolkit lets a prompt fill the context. */
+    size_t needed = asked || parser->options.toolkit ? asked : 1;
+    if (prompt + needed > context) {
         const char *conversation =
             parser->asked_field[0] == 'm' && parser->asked_field[1] == 'a' && parser->asked_field[4] == 'o'
                 ? "input"
@@ -473,7 +475,7 @@ static bool fit_context(
             "This model's maximum context length is %zu tokens. However, you requested %zu tokens (%zu in "
             "the messages, "
             "%zu in the completion). Please reduce the length of the messages or completion.",
-            context, prompt + asked, prompt, asked);
+            context, prompt + needed, prompt, needed);
         return false;
     }
     size_t room = context > prompt ? context - prompt : 1;

@@ -23,7 +23,8 @@ struct sampling {
     float presence_penalty;  /* [-2, 2] */
     float frequency_penalty; /* [-2, 2] */
     int32_t choices;         /* n >= 1 */
-    int32_t max_tokens;   /* >= 1; prompt + max_tokens <= context, but 1 when the prompt fills the context */
+    int32_t
+        max_tokens; /* >= 1; prompt + max_tokens <= context, but 1 when the toolkit lets a prompt fill it */
     int32_t top_logprobs; /* -1: no log-probabilities; 0..20: that many alternatives a token */
     bool has_seed;
     int64_t seed;

@@ -186,13 +186,14 @@ static void keeps_to_the_context(void **state) {
     int32_t prompt = request.token_count;
     request_parser_free(parser);
     assert_int_equal(max_tokens_of(prompt + 5, 0, LINE(PLAIN)), 5);
-    assert_int_equal(max_tokens_of(prompt, 0, LINE(PLAIN)), 1);
+    assert_int_equal(max_tokens_of(prompt + 1, 0, LINE(PLAIN)), 1);
     assert_int_equal(max_tokens_of(prompt + 5, 0, LINE(PLAIN ",\"max_tokens\":5")), 5);
     static const struct {
         int more;
         const char *line, *param;
         int asked;
-    } cases[] = {{-1, LINE(PLAIN), "messages", 0}, {5, LINE(PLAIN ",\"max_tokens\":6"), "max_tokens", 6},
+    } cases[] = {{-1, LINE(PLAIN), "messages", 1}, {0, LINE(PLAIN), "messages", 1},
+        {5, LINE(PLAIN ",\"max_tokens\":6"), "max_tokens", 6},
         {5, LINE(PLAIN ",\"max_tokens\":1,\"max_completion_tokens\":6"), "max_completion_tokens", 6},
         {-2, LINE(PLAIN ",\"max_tokens\":6"), "messages", 6}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
