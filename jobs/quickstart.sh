@@ -117,7 +117,7 @@ say "Some answers"
 sed --quiet --regexp-extended \
     's/^.*"custom_id": ?"([^"]*)".*"content": ?"(([^"\\]|\\.)*)".*$/\1\t\2/p' "$campaign/results.jsonl" |
     awk -F '\t' 'NR % 5 == 1 { gsub(/\\n/, "\n    ", $2); gsub(/\\"/, "\"", $2); gsub(/\\\\/, "\\", $2)
-                               printf "%s:\n    %s\n", $1, substr($2, 1, 300) }'
+                               printf "%s:\n    %s%s\n", $1, substr($2, 1, 300), (length($2) > 300 ? " ..." : "") }'
 
 say "Files"
 echo "answers                $campaign/results.jsonl"
