@@ -27,9 +27,10 @@ static int64_t place_global_rows(struct model *model, int32_t tokens) {
     struct kv_layout *kv = &model->kv;
     int64_t offset = 0;
     for (int32_t l = 0; l < c->num_hidden_layers; l++) {
-        if (!c->is_kv_source[l])
+        int32_t ratio = c->compress_ratios[l];
+        if (!c->is_kv_source[l] || ratio < 1)
             continue;
-        int32_t rows = tokens / c->compress_ratios[l];
+        int32_t rows = tokens / ratio;
         kv->latent[l] = rows_at(offset, rows, model->latent_encoding, c->head_dim);
         offset = align64(offset + rows_size(&kv->latent[l]));
         kv->index_key[l] = rows_at(offset, rows, model->key_encoding, c->index_head_dim);
@@ -75,7 +76,7 @@ static void name_section(
 MUST_CHECK enum result state_sections_make(struct model *model) {
     const struct model_config *c = model->config;
     struct kv_layout *kv = &model->kv;
-    model->sections = calloc((size_t)(3 * c->num_hidden_layers + 3), sizeof *model->sections);
+    model->sections = calloc(3 * (size_t)c->num_hidden_layers + 3, sizeof *model->sections);
     if (!model->sections)
         return fail(ERROR_MEMORY, "out of memory for the list of state sections");
     int32_t n = 0;
@@ -358,9 +359,9 @@ static void section_rows_expected(const struct model *model, int32_t tokens, int
     const struct model_config *c = model->config;
     int32_t n = 0;
     for (int32_t l = 0; l < c->num_hidden_layers; l++) {
-        if (!c->is_kv_source[l])
-            continue;
         int32_t ratio = c->compress_ratios[l];
+        if (!c->is_kv_source[l] || ratio < 1)
+            continue;
         rows[n++] = tokens / ratio;
         rows[n++] = tokens / ratio;
         if (ratio > 1)
@@ -401,10 +402,10 @@ static void copy_sections(struct model *model, struct sequence *sequence, uint8_
             (int32_t)rows[n], data[n] + (int64_t)l * row_bytes(model->window_encoding, c->head_dim), stride,
             direction);
     n++;
-    if (direction == SAVE)
+    if (data[n] && direction == SAVE)
         memcpy(data[n], sequence->history + sequence->history_count - rows[n],
             (size_t)rows[n] * sizeof(int32_t));
-    else
+    else if (data[n])
         memcpy(sequence->history, data[n], (size_t)rows[n] * sizeof(int32_t));
     n++;
     size_t streams = (size_t)c->hc_mult * (size_t)c->hidden_size;
@@ -434,8 +435,8 @@ enum { MOST_SECTIONS = 3 * MOST_LAYERS + 3 };
 
 MUST_CHECK enum result sequence_save(
     struct model *model, const struct sequence *sequence, struct saved_state *saved) {
-    int64_t rows[MOST_SECTIONS];
-    uint8_t *data[MOST_SECTIONS];
+    int64_t rows[MOST_SECTIONS] = {0};
+    uint8_t *data[MOST_SECTIONS] = {NULL};
     section_rows_expected(model, sequence->length, sequence->waiting, rows);
     int64_t total = 0, at = 0;
     for (int32_t i = 0; i < model->section_count; i++)
@@ -468,9 +469,11 @@ void sequence_saved_free(struct saved_state *saved) {
 
 MUST_CHECK enum result sequence_load(
     struct model *model, int32_t tokens, const struct section_rows *sections, struct sequence **sequence) {
-    int64_t rows[MOST_SECTIONS];
-    uint8_t *data[MOST_SECTIONS];
+    int64_t rows[MOST_SECTIONS] = {0};
+    uint8_t *data[MOST_SECTIONS] = {NULL};
     int32_t last = model->section_count - 1;
+    if (last < 2 || last >= MOST_SECTIONS)
+        return fail(ERROR_INTERNAL, "a model with %d state sections", model->section_count);
     int64_t waiting = sections[last].rows;
     if (tokens < 0 || tokens > model->options.context)
         return fail(ERROR_INPUT, "a saved state of %d tokens does not fit the context of %d", tokens,

@@ -126,8 +126,9 @@ static enum result place_all(struct vision *vision) {
     vision->frequency = malloc(sizeof *vision->frequency * (size_t)(width / 4));
     if (!vision->blocks || !vision->frequency)
         return fail(ERROR_MEMORY, "out of memory for the vision encoder's tables");
+    int32_t half = width / 2;
     for (int32_t i = 0; i < width / 4; i++) {
-        float share = (float)(2 * i) / (float)(width / 2);
+        float share = (float)(2 * i) / (float)half;
         vision->frequency[i] = 1.0F / powf((float)c->rope_theta, share);
     }
     TRY(place_linear(vision, "vision.patch_embed.proj", &vision->patch_embed));

@@ -153,7 +153,7 @@ static inline lanes vector_exp(lanes x) {
     lanes first = (lanes)((half + 127) << 23);
     lanes second = (lanes)((exponent - half + 127) << 23);
     lanes value = p * first * second;
-    return choose_lanes(x == x, value, x);
+    return choose_lanes(x == x, value, x); /* NOLINT(misc-redundant-expression): false for NaN */
 }
 
 static inline lanes vector_sigmoid(lanes x) {
