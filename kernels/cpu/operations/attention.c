@@ -6,6 +6,7 @@
  * chosen rows).
  */
 #include "kernels/cpu/operations/internal.h"
+#include "kernels/cpu/operations/softmax.h"
 #include "kernels/cpu/operations/weights.h"
 
 #include <math.h> /* INFINITY, sqrtf */
@@ -61,30 +62,6 @@ static void decode_visible_row(const struct attention_call *call, int32_t token,
     decode_row_fast(rows->encoding, block_row(rows, tables, sequence, row), call->columns, out);
     for (int32_t c = call->columns; c < call->padded; c++)
         out[c] = 0;
-}
-
-/* ---- softmax ---- */
-
-/* scores [count] become weights; those up to `padded` become 0. */
-static void softmax_with_sink(float *scores, int32_t count, int32_t padded, float scale, float sink) {
-    for (int32_t k = count; k < padded; k++)
-        scores[k] = -INFINITY;
-    lanes tops = splat(sink);
-    for (int32_t k = 0; k < padded; k += LANES) {
-        lanes value = load(scores + k) * scale;
-        store(scores + k, value);
-        tops = larger(tops, value);
-    }
-    float top = largest_lane(tops);
-    lanes total = {0};
-    for (int32_t k = 0; k < padded; k += LANES) {
-        lanes weight = vector_exp(load(scores + k) - top);
-        store(scores + k, weight);
-        total += weight;
-    }
-    lanes sum = splat(sum_lanes(total) + scalar_exp(sink - top));
-    for (int32_t k = 0; k < padded; k += LANES)
-        store(scores + k, load(scores + k) / sum);
 }
 
 /* ---- weighted sum ---- */

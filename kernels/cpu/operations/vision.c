@@ -1,5 +1,6 @@
 /* Operations of the vision encoder: biases, GELU, the two-dimensional rotation, full attention within an image. */
 #include "kernels/cpu/operations/internal.h"
+#include "kernels/cpu/operations/softmax.h"
 
 #include <math.h> /* cosf, erff, sinf, sqrtf */
 
@@ -102,27 +103,6 @@ static void unpack_head(const struct image_call *call, const float *qkv, int32_t
             call->v[((int64_t)head * width + c) * call->padded_tokens + t] = 0;
 }
 
-static void softmax_row(float *scores, int32_t count, int32_t padded, float scale) {
-    for (int32_t k = count; k < padded; k++)
-        scores[k] = -INFINITY;
-    lanes tops = splat(-INFINITY);
-    for (int32_t k = 0; k < padded; k += LANES) {
-        lanes value = load(scores + k) * scale;
-        store(scores + k, value);
-        tops = larger(tops, value);
-    }
-    float top = largest_lane(tops);
-    lanes total = {0};
-    for (int32_t k = 0; k < padded; k += LANES) {
-        lanes weight = vector_exp(load(scores + k) - top);
-        store(scores + k, weight);
-        total += weight;
-    }
-    lanes sum = splat(sum_lanes(total));
-    for (int32_t k = 0; k < padded; k += LANES)
-        store(scores + k, load(scores + k) / sum);
-}
-
 /* Dot products of `count` rows of x (`columns` long, a multiple of LANES) with `rows` rows of w. */
 static void dot_rows(const float *const *x, int32_t count, int32_t columns, const float *w, int64_t w_stride,
     int32_t rows, float *out, int64_t out_stride) {
@@ -141,8 +121,8 @@ static void attend_queries(const struct image_call *call, int32_t head, int32_t 
     dot_rows(rows, count, call->padded_width, call->k + (int64_t)head * call->tokens * call->padded_width,
         call->padded_width, call->tokens, scores, call->padded_tokens);
     for (int32_t i = 0; i < count; i++) {
-        softmax_row(scores + (int64_t)i * call->padded_tokens, call->tokens, call->padded_tokens,
-            1.0f / sqrtf((float)call->width));
+        softmax_with_sink(scores + (int64_t)i * call->padded_tokens, call->tokens, call->padded_tokens,
+            1.0f / sqrtf((float)call->width), -INFINITY);
         rows[i] = scores + (int64_t)i * call->padded_tokens;
     }
     dot_rows(rows, count, call->padded_tokens, call->v + (int64_t)head * call->width * call->padded_tokens,
