@@ -64,6 +64,8 @@ enum result trace_open(const char *path, int32_t rank) {
         return fail(ERROR_MEMORY, "out of memory for the trace");
     }
     memcpy(trace.path, path, length);
+    (void)stopwatch_switch(watch.part); /* what went before is not of the trace */
+    trace.begin = trace.step_begin = watch.since;
     trace.file = fopen(path, "w");
     if (!trace.file) {
         enum result status = fail_errno(ERROR_IO, "cannot write the trace %s", path);
@@ -74,8 +76,6 @@ enum result trace_open(const char *path, int32_t rank) {
     setvbuf(trace.file, trace.buffer, _IOFBF, TRACE_BUFFER_BYTES);
     trace.rank = rank;
     trace.any = false;
-    (void)stopwatch_switch(WORK_OTHER);
-    trace.begin = trace.step_begin = watch.since;
     fputs("[", trace.file);
     return OK;
 }

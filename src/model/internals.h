@@ -125,7 +125,8 @@ struct step_memory {
     int32_t *write_floor; /* [step_sequences], of compressed rows */
     int32_t *no_floor;    /* [step_sequences], zeros */
     int32_t *window_blocks, *window_first, *global_blocks, *global_first;
-    int32_t window_stride, global_stride;
+    int32_t window_most, global_most;     /* entries that a sequence's tables have room for */
+    int32_t window_stride, global_stride; /* of this step's tables: the longest of its sequences' */
     int32_t *group_sequence, *group_row, *group_position; /* ratio-2 groups completed in this step */
     float *post, *comb;
     float *x, *latent_q, *q, *kv, *attended, *grouped, *sublayer;
