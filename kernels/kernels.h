@@ -216,8 +216,9 @@ struct kernels {
         int32_t columns, float *out);
     /* For each token the top_k best visible rows by index score, ascending, into chosen [T, top_k], -1 after the last:
      * score(row) = sum over heads of max(0, q[h] . key(row)) * weight[h]; ties go to the lower row, NaN is never
-     * chosen. q [T, heads, columns], weight [T, heads]. candidates [T, block_limit] (blocks of block_size rows,
-     * ascending, -1 after the last) is written by the candidate source and read when use_candidates. */
+     * chosen. q [T, heads, columns], weight [T, heads]; with FP4 keys q holds values of that encoding, too.
+     * candidates [T, block_limit] (blocks of block_size rows, ascending, -1 after the last) is written by the
+     * candidate source and read when use_candidates. */
     void (*choose)(struct stream *stream, const float *q, const float *weight, int32_t tokens,
         const int32_t *sequence, const int32_t *position, const struct index_choice *choice,
         const struct block_rows *keys, const struct block_tables *tables, int32_t *candidates,

@@ -232,7 +232,7 @@ static struct choose_case choose_case(enum row_encoding encoding, int32_t heads,
     c.choice = (struct index_choice){ratio, heads, CHOOSE_COLUMNS, 8, false, false, 8, 4};
     float *q = allocate_or_fail((size_t)(CHOOSE_TOKENS * heads * CHOOSE_COLUMNS) * 4);
     for (int32_t i = 0; i < CHOOSE_TOKENS * heads * CHOOSE_COLUMNS; i++)
-        q[i] = (float)(int32_t)(random_bits() % 5) - 2;
+        q[i] = ldexpf((float)(int32_t)(random_bits() % 5) - 2, i / 32 % 3 - 1); /* scales differ */
     float *weight = allocate_or_fail((size_t)(CHOOSE_TOKENS * heads) * 4);
     for (int32_t i = 0; i < CHOOSE_TOKENS * heads; i++)
         weight[i] = (float)(int32_t)(random_bits() % 4) - 1;
@@ -251,6 +251,10 @@ static struct choose_case choose_case(enum row_encoding encoding, int32_t heads,
                           r % 16 * row_bytes(encoding, CHOOSE_COLUMNS);
             round_row(encoding, key, CHOOSE_COLUMNS);
             encode_row(encoding, key, CHOOSE_COLUMNS, at);
+            if (encoding == ROWS_FP4 && r % 50 == 20) { /* never chosen */
+                at[CHOOSE_COLUMNS / 2 + 1] = E8M0_NAN;
+                decode_row(encoding, at, CHOOSE_COLUMNS, key);
+            }
         }
     c.q = q;
     c.weight = weight;
