@@ -12,6 +12,9 @@
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
 #define HAVE_AVX512 1
+#if defined(__AVX512BF16__) && defined(__AVX512VBMI__)
+#define HAVE_BF16 1
+#endif
 #include <immintrin.h>
 enum { LANES = 16 };
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
