@@ -127,6 +127,9 @@ struct kernels {
     const char *name;            /* "cpu" */
     const char *instruction_set; /* "avx512bf16", "avx2" ...: part of what makes bits comparable */
     int32_t threads;             /* threads used by one rank */
+    /* Device memory is host memory: the host may use it in place once work is synchronized, and may pass its own memory
+     * where device memory is asked for. copy_in and copy_out work all the same. */
+    bool shares_host_memory;
 
     /* ---- memory and order ---- */
     /* A stream owns the scratch memory of its operations; one thread at a time enqueues on it. */
@@ -176,9 +179,10 @@ struct kernels {
     /* out = silu(min(gate, limit)) * clamp(up, -limit, limit): [T, columns]; in place allowed. */
     void (*swiglu)(struct stream *stream, const float *gate, const float *up, int32_t tokens, int32_t columns,
         float limit, float *out);
-    /* out[t] = shared[t] + routed[t][0] + routed[t][1] + ...: routed [T, k, D] in ascending order of expert. */
-    void (*combine)(struct stream *stream, const float *shared, const float *routed, int32_t tokens,
-        int32_t k, int32_t columns, float *out);
+    /* out[t] = shared[t] + routed[place[t * k]] + routed[place[t * k + 1]] + ...: rows of D columns of the experts' outputs, those
+     * of a token in ascending order of expert. */
+    void (*combine)(struct stream *stream, const float *shared, const float *routed, const int32_t *place,
+        int32_t tokens, int32_t k, int32_t columns, float *out);
 
     /* ---- residual streams (hyper-connections) ---- */
     /* streams [T, S, D] = copies of x [T, D]; pre [T, S] = (1, 0, ...). */

@@ -200,6 +200,7 @@ enum result kernels_cpu_create(int32_t threads, const char *instruction_set, con
     table->name = "cpu";
     table->instruction_set = set->name;
     table->threads = threads > 0 ? threads : omp_get_max_threads();
+    table->shares_host_memory = true;
     table->stream_create = cpu_stream_create;
     table->stream_free = cpu_stream_free;
     table->allocate = cpu_allocate;

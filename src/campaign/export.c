@@ -17,9 +17,9 @@
 #include <sys/stat.h> /* stat */
 #include <unistd.h>   /* unlink */
 
-/* Export goes through the parts once, in their own order, and puts the JSON of each answer into a spool file;
- * then it writes the lines in the order asked for, taking custom_id and model from requests.h5. So memory
- * stays small (struct place and a few bytes a request), and parts are read whole and in a row. */
+/* Export goes through the parts once, in their own order, and puts the line of each request into a spool file; then
+ * it copies the lines in the order asked for. So memory stays small (struct place and a few bytes a request), and
+ * parts are read whole and in a row. */
 
 enum export_order { ORDER_INPUT, ORDER_COMPLETION };
 
@@ -29,25 +29,9 @@ struct export_options {
 };
 
 struct place {
-    int64_t offset;     /* in the spool, -1: no result */
-    double finished_at; /* Unix seconds */
-    int64_t record;     /* row in the joined records of results.h5 */
-};
-
-enum { ANSWERED = -1 };
-
-/* What of a request its answer depends on, packed. */
-struct need {
-    uint8_t kind, stage; /* enum request_kind, enum start_stage */
-    bool thinking, tools, json, logprobs;
-    int32_t image_tokens;
-};
-
-/* What precedes each text in the spool. */
-struct spool_entry {
-    uint64_t bytes;
-    int64_t created; /* Unix seconds */
-    int32_t status;  /* ANSWERED, or an error's status */
+    int64_t offset, bytes; /* of its line in the spool; offset -1: no result */
+    double finished_at;    /* Unix seconds */
+    int64_t record;        /* row in the joined records of results.h5 */
 };
 
 struct export {
@@ -61,42 +45,28 @@ struct export {
     size_t parts_used;
     int64_t total, done, failed, records;
     struct place *places; /* [total] */
-    struct need *needs;   /* [total] */
     uint8_t *outcomes;    /* [total] enum outcome */
     int64_t *order;       /* [total], NULL: input order */
+    struct vector rows;   /* of the part at hand: int64_t, by request */
     struct output_file spool;
     struct file_header counts;
-    struct buffer text, line;
+    struct buffer line;
     char system_fingerprint[16];
 };
 
 static enum result allocate(struct export *export) {
     size_t total = (size_t) export->total;
     export->places = malloc(total * sizeof *export->places + 1);
-    export->needs = calloc(total + 1, sizeof *export->needs);
     export->outcomes = calloc(total + 1, 1);
-    if (!export->places || !export->needs || !export->outcomes)
+    if (!export->places || !export->outcomes)
         return fail(ERROR_MEMORY, "out of memory for the index of %zu requests", total);
     for (size_t i = 0; i < total; i++)
         export->places[i] = (struct place){.offset = -1, .record = -1};
     return OK;
 }
 
-/* Notes what each request asked for, and loads the tokenizer: answers are made from token ids. */
-static enum result read_needs(struct export *export) {
-    struct request_head head;
-    for (int64_t i = 0; i < export->total; i++) {
-        TRY(requests_read_head(export->requests, i, &head));
-        export->needs[i] = (struct need){
-            .kind = (uint8_t)head.kind,
-            .stage = (uint8_t)head.start,
-            .thinking = head.start != START_CONTENT && head.start != START_CALLS,
-            .tools = head.parse_tool_calls,
-            .json = head.json_output,
-            .logprobs = head.top_logprobs >= 0,
-            .image_tokens = head.image_tokens,
-        };
-    }
+/* Answers are made from token ids. */
+static enum result load_tokenizer(struct export *export) {
     if (!export->total)
         return OK;
     const char *folder =
@@ -125,97 +95,147 @@ static const char *part_string(const struct table *part, int column, size_t reco
     return to->data ? to->data : "";
 }
 
-/* The JSON of a failed request's error. */
-static enum result spool_error(
-    struct export *export, const struct table *part, size_t record, int64_t request, int32_t status) {
+/* ---- the line of a request ---- */
+
+static void begin_line(struct buffer *line, const char *id, const struct text_piece *custom_id) {
+    buffer_clear(line);
+    buffer_append_text(line, "{\"id\":\"batch_req_");
+    buffer_append_text(line, id);
+    buffer_append_text(line, "\",\"custom_id\":");
+    if (custom_id)
+        buffer_append_json_string(line, custom_id->data, custom_id->bytes);
+    else
+        buffer_append_text(line, "null");
+    buffer_append_text(line, ",\"response\":");
+}
+
+/* A line that tells of an error. */
+static void append_error_line(struct export *export, const struct error_text *error, const char *id,
+    const struct text_piece *custom_id) {
+    struct buffer *line = &export->line;
+    begin_line(line, id, custom_id);
+    if (error->status)
+        buffer_printf(
+            line, "{\"status_code\":%d,\"request_id\":\"%s\",\"body\":{\"error\":", error->status, id);
+    else
+        buffer_append_text(line, "null,\"error\":");
+    error_append(error, line);
+    buffer_append_text(line, error->status ? "}},\"error\":null}\n" : "}\n");
+}
+
+/* The line of a failed request. */
+static void append_failed(struct export *export, const struct table *part, size_t record,
+    const struct request_head *head, const char *id) {
     struct buffer texts[4] = {{0}};
     static const int columns[] = {
         RESULT_ERROR_TYPE, RESULT_ERROR_CODE, RESULT_ERROR_PARAM, RESULT_ERROR_MESSAGE};
     const char *strings[4];
-    struct request_head head;
-    enum result read = requests_read_head(export->requests, request, &head);
-    if (read == OK) {
-        for (int i = 0; i < 4; i++)
-            strings[i] = part_string(part, columns[i], record, &texts[i]);
-        struct error_text error = {.status = status,
-            .type = strings[0],
-            .code = strings[1],
-            .param = strings[2],
-            .message = strings[3],
-            .file = requests_input_file_count(export->requests) > 1
-                        ? requests_input_file(export->requests, head.file)
-                        : NULL,
-            .line = head.line};
-        error_append(&error, &export->text);
-    }
+    for (int i = 0; i < 4; i++)
+        strings[i] = part_string(part, columns[i], record, &texts[i]);
+    struct error_text error = {.status = ((const int32_t *)table_values(part, RESULT_ERROR_STATUS))[record],
+        .type = strings[0],
+        .code = strings[1],
+        .param = strings[2],
+        .message = strings[3],
+        .file = requests_input_file_count(export->requests) > 1
+                    ? requests_input_file(export->requests, head->file)
+                    : NULL,
+        .line = head->line};
+    append_error_line(export, &error, id, &head->custom_id);
     for (int i = 0; i < 4; i++)
         buffer_free(&texts[i]);
-    return read;
 }
 
-/* What the answer takes from the whole request: stop strings (a Messages answer names the one that ended it)
- * and the tools' schemas. They last until `whole` is released and the document's next parse. */
-static enum result read_whole(
-    struct export *export, int64_t request, struct answer_request *asked, struct request **whole) {
-    *whole = NULL;
+/* What the answer takes from the request besides its head: stop strings (a Messages answer names the one that ended
+ * it) and the tools' schemas. They last until the next request. */
+static enum result read_format(struct export *export, int64_t request, struct answer_request *asked) {
+    struct request_format format;
     if (asked->kind != KIND_MESSAGES && !asked->tools)
         return OK;
-    TRY(requests_read(export->requests, request, whole));
-    asked->stops = (*whole)->sampling.stops;
-    asked->stop_count = (*whole)->sampling.stop_count;
-    struct text_piece tools = (*whole)->constraint_text;
-    enum constraint_kind constraint = (*whole)->constraint;
-    if (constraint != CONSTRAINT_TOOL_CALL && constraint != CONSTRAINT_TOOL_CALL_REQUIRED)
+    TRY(requests_read_format(export->requests, request, &format));
+    asked->stops = format.stops;
+    asked->stop_count = format.stop_count;
+    if (format.constraint != CONSTRAINT_TOOL_CALL && format.constraint != CONSTRAINT_TOOL_CALL_REQUIRED)
         return OK;
     if (!export->document)
         TRY(json_document_create(&export->document));
-    enum result status = json_parse(export->document, tools.data, tools.bytes, &asked->tools_schemas);
+    enum result status = json_parse(
+        export->document, format.constraint_text.data, format.constraint_text.bytes, &asked->tools_schemas);
     return status == OK ? OK : fail_context(status, "the tools of request %lld", (long long)request);
 }
 
-/* The body of an answer, but for its head. */
-static enum result spool_answer(
-    struct export *export, const struct table *part, size_t record, int64_t request) {
-    const struct need *need = &export->needs[request];
-    struct answer_request asked = {.kind = (enum request_kind)need->kind,
-        .stage = (enum start_stage)need->stage,
-        .thinking = need->thinking,
-        .tools = need->tools,
-        .json = need->json,
-        .logprobs = need->logprobs,
-        .image_tokens = need->image_tokens};
-    struct request *whole;
-    char id[HASH_DIGITS + 1];
-    line_id(export, 'r', request, id);
-    enum result status = read_whole(export, request, &asked, &whole);
-    if (status == OK)
-        answer_append(export->answers, part, record, &asked, id, &export->text);
-    requests_release(whole);
-    return status;
+/* The line of an answered request. */
+static enum result append_answer(struct export *export, const struct table *part, size_t record,
+    const struct request_head *head, const char *id) {
+    int64_t request = ((const int64_t *)table_values(part, RESULT_REQUEST))[record];
+    struct buffer *line = &export->line;
+    struct answer_request asked = {.kind = head->kind,
+        .stage = head->start,
+        .thinking = head->start != START_CONTENT && head->start != START_CALLS,
+        .tools = head->parse_tool_calls,
+        .json = head->json_output,
+        .logprobs = head->top_logprobs >= 0,
+        .image_tokens = head->image_tokens};
+    struct message_head message = {.id = id,
+        .created = answer_created(part, record),
+        .model = head->model,
+        .system_fingerprint = export->system_fingerprint};
+    TRY(read_format(export, request, &asked));
+    begin_line(line, id, &head->custom_id);
+    buffer_append_text(line, "{\"status_code\":200,\"request_id\":\"");
+    buffer_append_text(line, id);
+    buffer_append_text(line, "\",\"body\":");
+    message_append_head(head->kind, &message, line);
+    answer_append(export->answers, part, record, &asked, id, line);
+    buffer_append_text(line, "},\"error\":null}\n");
+    return OK;
 }
+
+/* ---- from parts to the spool ---- */
 
 static enum result spool_record(struct export *export, const struct table *part, size_t record) {
     int64_t request = ((const int64_t *)table_values(part, RESULT_REQUEST))[record];
     bool failed = ((const uint8_t *)table_values(part, RESULT_FAILED))[record];
-    int32_t error_status = ((const int32_t *)table_values(part, RESULT_ERROR_STATUS))[record];
+    char id[HASH_DIGITS + 1];
+    struct request_head head;
     if (export->places[request].offset >= 0)
         return OK;
-    struct spool_entry entry = {
-        .created = answer_created(part, record), .status = failed ? error_status : ANSWERED};
-    buffer_clear(&export->text);
+    TRY(requests_read_head(export->requests, request, &head));
+    line_id(export, 'r', request, id);
     if (failed)
-        TRY(spool_error(export, part, record, request, error_status));
+        append_failed(export, part, record, &head, id);
     else
-        TRY(spool_answer(export, part, record, request));
-    entry.bytes = export->text.bytes;
+        TRY(append_answer(export, part, record, &head, id));
     export->places[request] = (struct place){.offset = export->spool.bytes,
+        .bytes = (int64_t) export->line.bytes,
         .finished_at = ((const double *)table_values(part, RESULT_FINISHED_AT))[record],
         .record = export->records + (int64_t)record};
     export->outcomes[request] = failed ? OUTCOME_FAILED : OUTCOME_DONE;
     export->done += !failed;
     export->failed += failed;
-    TRY(output_file_write(&export->spool, &entry, sizeof entry));
-    return output_file_write(&export->spool, export->text.data, export->text.bytes);
+    return output_file_write(&export->spool, export->line.data, export->line.bytes);
+}
+
+static int by_request(const void *left, const void *right, void *context) {
+    const int64_t *request = context;
+    int64_t a = *(const int64_t *)left, b = *(const int64_t *)right;
+    if (request[a] != request[b])
+        return request[a] < request[b] ? -1 : 1;
+    return a < b ? -1 : a > b;
+}
+
+/* The part's records by their requests, so that requests.h5 is read in its order. */
+static enum result sort_records(struct export *export, const struct table *part, const int64_t **rows) {
+    const int64_t *request = table_values(part, RESULT_REQUEST);
+    size_t count = table_rows(part, RESULT_REQUEST);
+    TRY(vector_reserve(&export->rows, count * sizeof(int64_t)));
+    int64_t *sorted = export->rows.data;
+    for (size_t r = 0; r < count; r++)
+        sorted[r] = (int64_t)r;
+    if (count > 1)
+        qsort_r(sorted, count, sizeof *sorted, by_request, (void *)(uintptr_t)request);
+    *rows = sorted;
+    return OK;
 }
 
 static enum result check_requests(const struct export *export, const char *path, const struct table *part) {
@@ -256,8 +276,10 @@ static enum result spool_part(struct export *export, const struct part_name *nam
     if (status != OK)
         return status;
     size_t records = table_rows(&part, RESULT_REQUEST);
+    const int64_t *rows = NULL;
+    status = sort_records(export, &part, &rows);
     for (size_t r = 0; r < records && status == OK; r++)
-        status = spool_record(export, &part, r);
+        status = spool_record(export, &part, (size_t)rows[r]);
     struct indexed_part *indexed = &export->parts[export->parts_used++];
     indexed->name = name;
     for (int i = 0; i < RESULT_COLUMNS; i++)
@@ -287,82 +309,22 @@ static enum result spool_parts(struct export *export, const char *output) {
     return output_file_write_out(&export->spool);
 }
 
-/* Text of a request's result into export->text. */
-static enum result read_spool(struct export *export, int64_t request, struct spool_entry *entry) {
-    int64_t offset = export->places[request].offset;
-    size_t got;
-    buffer_clear(&export->text);
-    TRY(read_fully(export->spool.fd, entry, sizeof *entry, offset, &got, export->spool.path));
-    char piece[1 << 16];
-    offset += (int64_t)sizeof *entry;
-    for (uint64_t left = got == sizeof *entry ? entry->bytes : 1; left;) {
-        size_t want = left < sizeof piece ? (size_t)left : sizeof piece;
-        TRY(read_fully(export->spool.fd, piece, want, offset, &got, export->spool.path));
+/* ---- from the spool to the files ---- */
+
+/* Copies a request's line, in pieces that fit a small buffer. */
+static enum result write_line(struct export *export, int64_t request, struct output_file *file) {
+    char piece[1 << 15];
+    struct place place = export->places[request];
+    while (place.bytes) {
+        size_t got, want = place.bytes < (int64_t)sizeof piece ? (size_t)place.bytes : sizeof piece;
+        TRY(read_fully(export->spool.fd, piece, want, place.offset, &got, export->spool.path));
         if (got != want)
             return fail(ERROR_IO, "%s: it ends too early", export->spool.path);
-        buffer_append(&export->text, piece, got);
-        offset += (int64_t)got;
-        left -= got;
+        TRY(output_file_write(file, piece, got));
+        place.offset += (int64_t)got;
+        place.bytes -= (int64_t)got;
     }
     return OK;
-}
-
-static void begin_line(struct buffer *line, const char *id, const struct text_piece *custom_id) {
-    buffer_clear(line);
-    buffer_append_text(line, "{\"id\":\"batch_req_");
-    buffer_append_text(line, id);
-    buffer_append_text(line, "\",\"custom_id\":");
-    if (custom_id)
-        buffer_append_json_string(line, custom_id->data, custom_id->bytes);
-    else
-        buffer_append_text(line, "null");
-    buffer_append_text(line, ",\"response\":");
-}
-
-/* The rest of a line whose error object is `error`. */
-static void end_error_line(
-    struct buffer *line, const char *id, int32_t status, const char *error, size_t error_bytes) {
-    if (status) {
-        buffer_printf(line, "{\"status_code\":%d,\"request_id\":\"%s\",\"body\":{\"error\":", status, id);
-        buffer_append(line, error, error_bytes);
-        buffer_append_text(line, "}},\"error\":null}\n");
-        return;
-    }
-    buffer_append_text(line, "null,\"error\":");
-    buffer_append(line, error, error_bytes);
-    buffer_append_text(line, "}\n");
-}
-
-static enum result write_answer(struct export *export, int64_t request, struct output_file *file) {
-    char id[HASH_DIGITS + 1];
-    struct request_head head;
-    struct spool_entry entry;
-    struct buffer *line = &export->line;
-    TRY(requests_read_head(export->requests, request, &head));
-    TRY(read_spool(export, request, &entry));
-    line_id(export, 'r', request, id);
-    begin_line(line, id, &head.custom_id);
-    buffer_printf(line, "{\"status_code\":200,\"request_id\":\"%s\",\"body\":", id);
-    struct message_head message = {.id = id,
-        .created = entry.created,
-        .model = head.model,
-        .system_fingerprint = export->system_fingerprint};
-    message_append_head((enum request_kind) export->needs[request].kind, &message, line);
-    buffer_append(line, export->text.data, export->text.bytes);
-    buffer_append_text(line, "},\"error\":null}\n");
-    return output_file_write(file, line->data, line->bytes);
-}
-
-static enum result write_failed(struct export *export, int64_t request, struct output_file *file) {
-    char id[HASH_DIGITS + 1];
-    struct request_head head;
-    struct spool_entry entry;
-    TRY(requests_read_head(export->requests, request, &head));
-    TRY(read_spool(export, request, &entry));
-    line_id(export, 'r', request, id);
-    begin_line(&export->line, id, &head.custom_id);
-    end_error_line(&export->line, id, entry.status, export->text.data, export->text.bytes);
-    return output_file_write(file, export->line.data, export->line.bytes);
 }
 
 static enum result write_refused(struct export *export, int64_t index, struct output_file *file) {
@@ -378,11 +340,8 @@ static enum result write_refused(struct export *export, int64_t index, struct ou
                     ? requests_input_file(export->requests, refused.file)
                     : NULL,
         .line = refused.line};
-    buffer_clear(&export->text);
-    error_append(&error, &export->text);
     line_id(export, 'e', index, id);
-    begin_line(&export->line, id, refused.has_custom_id ? &refused.custom_id : NULL);
-    end_error_line(&export->line, id, refused.status, export->text.data, export->text.bytes);
+    append_error_line(export, &error, id, refused.has_custom_id ? &refused.custom_id : NULL);
     return output_file_write(file, export->line.data, export->line.bytes);
 }
 
@@ -394,7 +353,7 @@ static enum result write_results(struct export *export, struct output_file *file
     for (int64_t i = 0; i < export->total; i++) {
         int64_t request = in_order(export, i);
         if (export->outcomes[request] == OUTCOME_DONE)
-            TRY(write_answer(export, request, file));
+            TRY(write_line(export, request, file));
     }
     return OK;
 }
@@ -423,7 +382,7 @@ static enum result write_errors(struct export *export, struct output_file *file)
             continue;
         TRY(requests_read_head(export->requests, request, &head));
         TRY(write_refused_before(export, head.file, head.line, &next, file));
-        TRY(write_failed(export, request, file));
+        TRY(write_line(export, request, file));
     }
     return write_refused_before(export, INT32_MAX, 0, &next, file);
 }
@@ -527,7 +486,7 @@ static enum result export_run(struct export *export, const char *output, const c
     snprintf(export->system_fingerprint, sizeof export->system_fingerprint, "fp_%.10s",
         requests_fingerprint(export->requests));
     TRY(allocate(export));
-    TRY(read_needs(export));
+    TRY(load_tokenizer(export));
     TRY(spool_parts(export, output));
     TRY(sort_order(export));
     TRY(write_file(export, output, export->done, write_results));
@@ -546,10 +505,9 @@ static void export_free(struct export *export) {
     part_list_free(&export->list);
     free(export->parts);
     free(export->places);
-    free(export->needs);
+    vector_free(&export->rows);
     free(export->outcomes);
     free(export->order);
-    buffer_free(&export->text);
     buffer_free(&export->line);
     requests_close(export->requests);
 }

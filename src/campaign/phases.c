@@ -14,6 +14,7 @@
 #include "campaign/files.h" /* struct vector */
 #include "campaign/launch.h"
 #include "campaign/phase_start.h"
+#include "campaign/phase_times.h"
 #include "campaign/progress.h"
 #include "campaign/requests.h"
 #include "campaign/results.h"
@@ -37,7 +38,7 @@ enum {
 };
 
 struct phase_options {
-    const char *campaign, *model;
+    const char *campaign, *model, *trace;
     int64_t batch, step_tokens, part_seconds;
     bool all_layers, restart;
     struct launch_options launch;
@@ -65,6 +66,7 @@ struct phase {
     int64_t lost_states;                /* of this rank: found damaged when they were read */
     double results_since, states_since; /* when the oldest pending record came; 0: none is pending */
     struct phase_progress progress;
+    struct phase_times times;
 };
 
 /* ---- source and sink of the engine ---- */
@@ -351,8 +353,12 @@ static void flush_quietly(struct phase *phase) {
 }
 
 static enum result flush_all(struct phase *phase) {
-    TRY(flush_results(phase));
-    return phase->states_writer ? flush_states(phase) : OK;
+    enum work_part before = stopwatch_switch(WORK_FILES);
+    enum result status = flush_results(phase);
+    if (status == OK && phase->states_writer)
+        status = flush_states(phase);
+    (void)stopwatch_switch(before);
+    return status;
 }
 
 /* ---- a phase ---- */
@@ -432,6 +438,7 @@ static enum result do_phase(struct phase *phase) {
     TRY(find_work(phase));
     TRY(create_model(phase));
     TRY(agree(phase, open_files(phase)));
+    TRY(agree(phase, phase_times_begin(&phase->times, &phase->launch.ranks, o->trace)));
     if (is_first(phase))
         announce(phase);
     struct engine_counts world = {0};
@@ -444,6 +451,7 @@ static enum result do_phase(struct phase *phase) {
     TRY(agree(phase, flush_all(phase)));
     if (is_first(phase))
         progress_finish(&phase->progress, &world, !stopped);
+    TRY(phase_times_end(&phase->times, &phase->launch.ranks, phase->name));
     return conclude(phase, stopped);
 }
 
@@ -474,7 +482,7 @@ static enum result run_phase(enum engine_phase kind, const struct phase_options 
 
 /* ---- command lines ---- */
 
-enum { PHASE_OPTIONS = 7 };
+enum { PHASE_OPTIONS = 8 };
 
 static void phase_option_rows(struct phase_options *o, struct option *row) {
     const struct option rows[PHASE_OPTIONS] = {
@@ -518,6 +526,11 @@ static void phase_option_rows(struct phase_options *o, struct option *row) {
             .least = 0,
             .most = 1 << 30,
             .help = "finished work is written to a file at least that often (default: 30)"},
+        {.name = "trace",
+            .kind = OPTION_TEXT,
+            .value = &o->trace,
+            .placeholder = "FILE",
+            .help = "write where the time of each step goes, for Perfetto; with several ranks to FILE.RANK"},
     };
     memcpy(row, rows, sizeof rows);
 }

@@ -88,6 +88,17 @@ struct request_head {
 MUST_CHECK enum result requests_read_head(
     struct requests *requests, int64_t index, struct request_head *head);
 
+/* What an answer is read by; without the prompt, and so cheaper than requests_read. Valid until the next call of this
+ * function. */
+struct request_format {
+    enum constraint_kind constraint;
+    struct text_piece constraint_text; /* the schema, or the tools */
+    const struct text_piece *stops;    /* [stop_count] */
+    int32_t stop_count;
+};
+MUST_CHECK enum result requests_read_format(
+    struct requests *requests, int64_t index, struct request_format *format);
+
 /* The images that request `index` shows; valid until the next call. */
 MUST_CHECK enum result requests_read_images(
     struct requests *requests, int64_t index, const int64_t **images, size_t *count);

@@ -40,7 +40,9 @@ struct requests {
     char *model_folder, *fingerprint, *input_hash, *options;
     int64_t seed;
     struct reader requests, refused, images;
-    struct block block, heads, errors, image, shown;
+    struct block block, heads, formats, errors, image, shown;
+    struct text_piece *stops; /* [stop_capacity] of the format read last */
+    size_t stop_capacity;
     struct table inputs;
     char **input_files; /* NUL-terminated, [input_file_count] */
     int32_t input_file_count;
@@ -181,9 +183,11 @@ static enum result block_load(const struct reader *reader, const char *path, str
     return OK;
 }
 
-/* How many records to load for `index`: more and more while reading on in order, few after a jump. */
+/* How many records to load for `index`: more and more while reading on in order, few after a jump. A rank has only
+ * some of the requests, so that a gap no wider than the last block is still in order. */
 static int64_t block_records(const struct reader *reader, const struct block *block, int64_t index) {
-    bool in_order = block->count ? index == block->first + block->count : index == 0;
+    int64_t end = block->first + block->count;
+    bool in_order = block->count ? index >= end && index - end <= block->count : index == 0;
     int64_t count = in_order ? (block->count ? block->count * 2 : 256) : LEAST_BLOCK;
     if (count > MOST_BLOCK)
         count = MOST_BLOCK;
@@ -339,6 +343,7 @@ enum result requests_open(const char *campaign_folder, struct requests **request
         done);
     TRY_GOTO(status, block_create(&made->block, &made->requests), done);
     TRY_GOTO(status, block_create(&made->heads, &made->requests), done);
+    TRY_GOTO(status, block_create(&made->formats, &made->requests), done);
     TRY_GOTO(status, block_create(&made->shown, &made->requests), done);
     TRY_GOTO(status, block_create(&made->errors, &made->refused), done);
     TRY_GOTO(status, open_images(made), done);
@@ -356,6 +361,8 @@ void requests_close(struct requests *requests) {
         return;
     block_free(&requests->block);
     block_free(&requests->heads);
+    block_free(&requests->formats);
+    free(requests->stops);
     block_free(&requests->errors);
     block_free(&requests->image);
     block_free(&requests->shown);
@@ -626,6 +633,44 @@ enum result requests_read_head(struct requests *requests, int64_t index, struct 
         .json_output = block_flag(block, REQUEST_JSON_OUTPUT, index),
         .top_logprobs = block_int32(block, REQUEST_TOP_LOGPROBS, index),
         .image_tokens = block_int32(block, REQUEST_IMAGE_TOKENS, index)};
+    return OK;
+}
+
+static enum result reserve_stops(struct requests *requests, size_t count) {
+    if (count <= requests->stop_capacity)
+        return OK;
+    struct text_piece *grown = realloc(requests->stops, count * sizeof *grown);
+    if (!grown)
+        return fail(ERROR_MEMORY, "%s: out of memory for %zu stop strings", requests->path, count);
+    requests->stops = grown;
+    requests->stop_capacity = count;
+    return OK;
+}
+
+enum result requests_read_format(struct requests *requests, int64_t index, struct request_format *format) {
+    static const bool wanted[REQUEST_COLUMNS] = {[REQUEST_CONSTRAINT] = true,
+        [REQUEST_CONSTRAINT_TEXT] = true,
+        [REQUEST_CONSTRAINT_TEXT_OFFSETS] = true,
+        [REQUEST_STOP_LIST_OFFSETS] = true,
+        [REQUEST_STOPS] = true,
+        [REQUEST_STOPS_OFFSETS] = true};
+    const struct reader *reader = &requests->requests;
+    const struct block *block = &requests->formats;
+    TRY(block_seek(
+        reader, requests->path, &requests->formats, wanted, REQUEST_CONSTRAINT_TEXT_OFFSETS, index));
+    const uint64_t *lists = table_offsets(&block->table, REQUEST_STOP_LIST_OFFSETS) + (index - block->first);
+    size_t count = (size_t)(lists[1] - lists[0]);
+    if (count > INT32_MAX)
+        return fail(
+            ERROR_INPUT, "%s: request %lld has more stops than can be", requests->path, (long long)index);
+    TRY(reserve_stops(requests, count));
+    for (size_t i = 0; i < count; i++)
+        requests->stops[i] = block_text(block, reader, REQUEST_STOPS, lists[0] + i);
+    *format = (struct request_format){.constraint = (enum constraint_kind)block_word(
+                                          block, REQUEST_CONSTRAINT, index, CONSTRAINT_TOOL_CALL_REQUIRED),
+        .constraint_text = block_text(block, reader, REQUEST_CONSTRAINT_TEXT, (uint64_t)index),
+        .stops = requests->stops,
+        .stop_count = (int32_t)count};
     return OK;
 }
 

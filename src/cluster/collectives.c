@@ -2,6 +2,7 @@
 
 #include "base/buffer.h"
 #include "base/log.h"
+#include "base/stopwatch.h"
 #include "cluster/group.h"
 
 #include <limits.h> /* INT_MAX */
@@ -206,19 +207,47 @@ static void pause_step(const struct group *group, int64_t step) {
     nanosleep(&time, NULL);
 }
 
-enum result group_wait(struct group *group, const char *what, int32_t count) {
+/* One look at the requests; group->complete tells whether all are done. */
+static enum result test_requests(struct group *group, const char *what, int32_t count) {
+    int done = 0;
+    int code = MPI_Testall(count, group->requests, &done, group->statuses);
+    for (int32_t i = 0; code == MPI_ERR_IN_STATUS && i < count; i++)
+        if (group->statuses[i].MPI_ERROR != MPI_SUCCESS && group->statuses[i].MPI_ERROR != MPI_ERR_PENDING)
+            code = group->statuses[i].MPI_ERROR;
+    group->complete = done;
+    return group_mpi(group, what, code);
+}
+
+enum result group_poll(struct group *group, const char *what, int32_t count) {
+    if (group->complete || !count)
+        return OK;
+    enum work_part before = stopwatch_switch(WORK_EXCHANGE);
+    enum result status = test_requests(group, what, count);
+    (void)stopwatch_switch(before);
+    return status;
+}
+
+/* MPI doesn't tell when it copies, but a look at the requests that takes this rank's processor for longer than this has moved
+ * data; others take some tenths of a microsecond. */
+static const double MOVING_SECONDS = 3e-6;
+
+static double processor_seconds(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
+
+/* group_wait without its times; *moving gets the seconds in which data moved. */
+static enum result wait_for_requests(struct group *group, const char *what, int32_t count, double *moving) {
     double start = cluster_now();
     bool told = false;
     for (int64_t step = group->crowded ? 1900 : 0;; step++) {
-        int done = 0;
-        int code = MPI_Testall(count, group->requests, &done, group->statuses);
-        for (int32_t i = 0; code == MPI_ERR_IN_STATUS && i < count; i++)
-            if (group->statuses[i].MPI_ERROR != MPI_SUCCESS &&
-                group->statuses[i].MPI_ERROR != MPI_ERR_PENDING)
-                code = group->statuses[i].MPI_ERROR;
-        TRY(group_mpi(group, what, code));
-        if (done)
-            break;
+        double begin = processor_seconds();
+        TRY(test_requests(group, what, count));
+        double took = processor_seconds() - begin;
+        *moving += took > MOVING_SECONDS ? took : 0;
+        if (group->complete)
+            return OK;
         pause_step(group, step);
         if (step % 64)
             continue;
@@ -230,8 +259,21 @@ enum result group_wait(struct group *group, const char *what, int32_t count) {
         if (waited > group->deadline)
             give_up(group, what, waited);
     }
+}
+
+enum result group_wait(struct group *group, const char *what, int32_t count) {
+    if (group->complete) {
+        group->complete = false;
+        return OK;
+    }
+    double start = cluster_now(), moving = 0;
+    enum work_part before = stopwatch_switch(WORK_WAITING);
+    enum result status = wait_for_requests(group, what, count, &moving);
+    stopwatch_claim(WORK_EXCHANGE, moving);
+    (void)stopwatch_switch(before);
+    group->complete = false;
     group->seconds += cluster_now() - start;
-    return OK;
+    return status;
 }
 
 /* ---- the calls ---- */
@@ -263,6 +305,7 @@ static enum result compare_arguments(struct group *group, const char *what) {
 
 enum result group_begin(struct group *group, const char *what, int64_t first, int64_t second) {
     group->calls++;
+    group->complete = false;
     struct group_note *note = &group->own_note;
     note->call = group->calls;
     if (group->size == 1)
@@ -346,38 +389,30 @@ static int64_t piece_of(const struct group *group, int64_t bytes, int64_t round,
     return left < 0 ? 0 : left < group->most_message_bytes ? left : group->most_message_bytes;
 }
 
-/* Sends `send_bytes[r]` bytes from send + send_first[r] to each other rank r, receives likewise. All arrays are indexed by
- * rank; each pair of ranks knows both counts, so that empty messages are not sent. */
-struct pairwise {
-    const char *send;
-    char *receive;
-    const int64_t *send_counts, *receive_counts;
-    int64_t unit;      /* bytes of one count */
-    bool same_for_all; /* every rank gets the same data: send holds it once */
-};
-
-static enum result exchange_round(
-    struct group *group, const char *what, const struct pairwise *p, int64_t round, bool *more) {
-    int32_t count = 0;
+/* Posts the next piece of each message. */
+static enum result post_round(struct group *group, struct transfer *t) {
     int64_t at = 0, first;
-    *more = false;
+    t->count = 0;
+    t->more = false;
+    group->complete = false;
     for (int32_t r = 0; r < group->size; r++) {
-        int64_t total = p->receive_counts[r] * p->unit, bytes = piece_of(group, total, round, &first);
+        int64_t total = t->receive_counts[r] * t->unit, bytes = piece_of(group, total, t->round, &first);
         if (r != group->rank && bytes)
-            TRY(group_post_receive(group, what, p->receive + at + first, bytes, r, &count));
-        *more |= r != group->rank && first + bytes < total;
+            TRY(group_post_receive(group, t->what, t->receive + at + first, bytes, r, &t->count));
+        t->more |= r != group->rank && first + bytes < total;
         at += total;
     }
     at = 0;
     for (int32_t r = 0; r < group->size; r++) {
-        int64_t total = p->send_counts[p->same_for_all ? group->rank : r] * p->unit;
-        int64_t bytes = piece_of(group, total, round, &first);
+        int64_t total = t->send_counts[t->same_for_all ? group->rank : r] * t->unit;
+        int64_t bytes = piece_of(group, total, t->round, &first);
         if (r != group->rank && bytes)
-            TRY(group_post_send(group, what, p->send + at + first, bytes, r, &count));
-        *more |= r != group->rank && first + bytes < total;
-        at += p->same_for_all ? 0 : total;
+            TRY(group_post_send(group, t->what, t->send + at + first, bytes, r, &t->count));
+        t->more |= r != group->rank && first + bytes < total;
+        at += t->same_for_all ? 0 : total;
     }
-    return count ? group_wait(group, what, count) : OK;
+    t->round++;
+    return OK;
 }
 
 /* Offset in bytes of rank r's share of a packed buffer. */
@@ -388,16 +423,29 @@ static int64_t offset_of(const int64_t *counts, int32_t r, int64_t unit) {
     return sum * unit;
 }
 
-static enum result exchange_all(struct group *group, const char *what, const struct pairwise *p) {
-    int64_t own = p->receive_counts[group->rank] * p->unit;
-    int64_t from = p->same_for_all ? 0 : offset_of(p->send_counts, group->rank, p->unit);
-    char *to = p->receive + offset_of(p->receive_counts, group->rank, p->unit);
-    if (own && to != p->send + from)
-        memmove(to, p->send + from, (size_t)own);
-    bool more = group->size > 1;
-    for (int64_t round = 0; more; round++)
-        TRY(exchange_round(group, what, p, round, &more));
-    return OK;
+enum result transfer_begin(struct group *group, struct transfer *t) {
+    int64_t own = t->receive_counts[group->rank] * t->unit;
+    int64_t from = t->same_for_all ? 0 : offset_of(t->send_counts, group->rank, t->unit);
+    char *to = t->receive + offset_of(t->receive_counts, group->rank, t->unit);
+    if (own && to != t->send + from)
+        memmove(to, t->send + from, (size_t)own);
+    t->round = 0;
+    return post_round(group, t);
+}
+
+enum result transfer_end(struct group *group, struct transfer *t) {
+    for (;;) {
+        if (t->count)
+            TRY(group_wait(group, t->what, t->count));
+        if (!t->more)
+            return OK;
+        TRY(post_round(group, t));
+    }
+}
+
+static enum result exchange_all(struct group *group, struct transfer *t) {
+    TRY(transfer_begin(group, t));
+    return transfer_end(group, t);
 }
 
 enum result group_all_gather(
@@ -432,13 +480,14 @@ enum result group_all_gather(
 enum result group_all_gather_sizes(
     struct group *group, const char *what, const void *data, const int64_t *bytes, void *out) {
     TRY(group_begin(group, what, offset_of(bytes, group->size, 1), 2));
-    struct pairwise p = {.send = data,
+    struct transfer t = {.what = what,
+        .send = data,
         .receive = out,
         .send_counts = bytes,
         .receive_counts = bytes,
         .unit = 1,
         .same_for_all = true};
-    return exchange_all(group, what, &p);
+    return exchange_all(group, &t);
 }
 
 enum result group_exchange_counts(
@@ -461,10 +510,11 @@ enum result group_exchange_rows(struct group *group, const char *what, const voi
     if (send_counts[group->rank] != receive_counts[group->rank])
         return fail(ERROR_INTERNAL, "%s: a rank sends itself %lld rows but expects %lld", what,
             (long long)send_counts[group->rank], (long long)receive_counts[group->rank]);
-    struct pairwise p = {.send = send,
+    struct transfer t = {.what = what,
+        .send = send,
         .receive = receive,
         .send_counts = send_counts,
         .receive_counts = receive_counts,
         .unit = (int64_t)row_bytes};
-    return exchange_all(group, what, &p);
+    return exchange_all(group, &t);
 }

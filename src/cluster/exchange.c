@@ -9,9 +9,11 @@
  *     int32 row [pairs]       which of the rows above
  *     float32 weight [pairs]
  *
- * The combine's messages hold the pairs' output rows in that same order, and both sides know how many there are. */
+ * The combine's messages hold the pairs' output rows in that same order, and both sides know how many there are. They are
+ * received behind the outputs of this rank's own experts, so that a token's outputs lie in one array wherever they were made. */
 #include "cluster/exchange.h"
 
+#include "base/stopwatch.h"
 #include "cluster/group.h"
 
 #include <stdlib.h> /* aligned_alloc, free, qsort */
@@ -44,6 +46,9 @@ struct message {
     int64_t bytes;
 };
 
+/* Which of the four calls comes next. */
+enum stage { IDLE, DISPATCHING, ARRIVED, COMBINING };
+
 struct exchange {
     struct group *group;
     struct exchange_options options;
@@ -56,6 +61,7 @@ struct exchange {
     int64_t slot_bytes;          /* longest message */
     struct message *outgoing;    /* [size]; this rank's own lies in its receive slot */
     int32_t *rows_to, *pairs_to; /* [size] */
+    int32_t request_count;       /* of the dispatch on its way */
     int32_t tokens;              /* of the last dispatch */
     int32_t *slots;              /* [most_tokens * k]: token * k + place of each own pair, by destination */
     int64_t *pairs_from;         /* [size] */
@@ -67,9 +73,17 @@ struct exchange {
     float *pair_weight;
     int32_t *position; /* of each pair, in order of messages: its place among the arrivals */
 
-    float *returned;  /* [most_tokens * k, columns] received by combine */
-    float *returning; /* sent by combine: grows to the most pairs seen, for the bound is rarely near */
-    int64_t returning_rows;
+    int32_t *place;        /* [most_tokens * k]: row of `outputs` for each own pair, by token */
+    int64_t arrived_pairs; /* of the last dispatch */
+    const void *arrived_rows;
+    /* Of this rank's experts, then those that combine received; and those that it sends. They grow to the most rows seen, for
+     * the bound is rarely near. */
+    struct output_rows {
+        float *data;
+        int64_t capacity;
+    } outputs, returning;
+    struct transfer combine; /* on its way */
+    enum stage stage;
 };
 
 static int64_t smaller(int64_t a, int64_t b) {
@@ -138,6 +152,7 @@ static enum result allocate(struct exchange *e) {
     e->pair_expert = take(most_pairs * word, &failed);
     e->pair_weight = take(most_pairs * word, &failed);
     e->position = take(most_pairs * word, &failed);
+    e->place = take(own_pairs * word, &failed);
     if (alone) {
         e->row_data = take(tokens * o->row_bytes, &failed);
     } else {
@@ -146,7 +161,6 @@ static enum result allocate(struct exchange *e) {
         e->receive = take(size * e->slot_bytes, &failed);
         e->send = take(
             size * 3 * HEADER_BYTES + tokens * smaller(k, size) * o->row_bytes + own_pairs * 12, &failed);
-        e->returned = take(own_pairs * o->columns * word, &failed);
     }
     return failed ? fail(ERROR_MEMORY, "out of memory to exchange %d tokens a rank between %d ranks",
                         o->most_tokens, e->size)
@@ -183,7 +197,7 @@ void exchange_free(struct exchange *e) {
         return;
     void *parts[] = {e->owner, e->local, e->send, e->receive, e->outgoing, e->rows_to, e->pairs_to, e->slots,
         e->pairs_from, e->return_to, e->return_from, e->expert_start, e->row_data, e->pair_row,
-        e->pair_expert, e->pair_weight, e->position, e->returned, e->returning};
+        e->pair_expert, e->pair_weight, e->position, e->place, e->outputs.data, e->returning.data};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
         free(parts[i]);
     free(e);
@@ -258,20 +272,29 @@ static void pack_messages(struct exchange *e, const char *rows, int64_t stride, 
         }
 }
 
-static enum result trade_messages(struct exchange *e) {
-    const char *what = "dispatch of tokens to experts";
+static const char DISPATCH[] = "dispatch of tokens to experts";
+static const char COMBINE[] = "combine of expert outputs";
+
+static enum result post_messages(struct exchange *e) {
     struct group *group = e->group;
-    TRY(group_begin(group, what, e->options.row_bytes, e->options.experts));
-    int32_t count = 0;
+    TRY(group_begin(group, DISPATCH, e->options.row_bytes, e->options.experts));
+    e->request_count = 0;
     for (int32_t i = 1; i < e->size; i++) {
         int32_t from = (e->rank + e->size - i) % e->size;
-        TRY(group_post_receive(group, what, e->receive + from * e->slot_bytes, e->slot_bytes, from, &count));
+        TRY(group_post_receive(
+            group, DISPATCH, e->receive + from * e->slot_bytes, e->slot_bytes, from, &e->request_count));
     }
     for (int32_t i = 1; i < e->size; i++) {
         int32_t to = (e->rank + i) % e->size;
-        TRY(group_post_send(group, what, e->outgoing[to].counts, e->outgoing[to].bytes, to, &count));
+        TRY(group_post_send(
+            group, DISPATCH, e->outgoing[to].counts, e->outgoing[to].bytes, to, &e->request_count));
     }
-    TRY(group_wait(group, what, count));
+    return OK;
+}
+
+/* After the wait for the messages. */
+static enum result check_messages(const struct exchange *e) {
+    const struct group *group = e->group;
     for (int32_t i = 1; i < e->size; i++) {
         int32_t from = (e->rank + e->size - i) % e->size;
         const int32_t *counts = (const int32_t *)(e->receive + from * e->slot_bytes);
@@ -328,9 +351,34 @@ static int64_t sort_arrivals(struct exchange *e, int64_t *rows) {
     return pairs;
 }
 
+/* Where the outputs of this rank's tokens will be: its own experts' among the arrivals, the others' behind those. */
+static void place_outputs(struct exchange *e) {
+    const int32_t *slot = e->slots;
+    int64_t own = 0, returned = e->arrived_pairs;
+    for (int32_t r = 0; r < e->rank; r++)
+        own += e->pairs_from[r];
+    for (int32_t r = 0; r < e->size; r++)
+        for (int32_t i = 0; i < e->pairs_to[r]; i++)
+            e->place[*slot++] = r == e->rank ? e->position[own + i] : (int32_t)returned++;
+}
+
+static enum result grow_rows(struct exchange *e, struct output_rows *rows, int64_t count) {
+    if (rows->data && count <= rows->capacity)
+        return OK;
+    bool failed = false;
+    int64_t capacity = count + count / 2 + 1;
+    float *grown = take(capacity * e->options.columns * (int64_t)sizeof(float), &failed);
+    if (failed)
+        return fail(ERROR_MEMORY, "out of memory for %lld expert outputs of %d columns", (long long)count,
+            e->options.columns);
+    free(rows->data);
+    *rows = (struct output_rows){grown, capacity};
+    return OK;
+}
+
 /* One rank: no messages, and no copy of rows that are packed already. */
 static void dispatch_alone(struct exchange *e, const char *rows, int64_t stride, int32_t tokens,
-    const int32_t *experts, const float *weights, struct arrivals *arrivals) {
+    const int32_t *experts, const float *weights) {
     const int64_t row_bytes = e->options.row_bytes, pairs = (int64_t)tokens * e->options.experts_per_token;
     memset(e->expert_start, 0, sizeof *e->expert_start * (size_t)(e->local_experts + 1));
     for (int64_t i = 0; i < pairs; i++)
@@ -341,102 +389,130 @@ static void dispatch_alone(struct exchange *e, const char *rows, int64_t stride,
         e->pair_expert[at] = experts[i];
         e->pair_row[at] = (int32_t)(i / e->options.experts_per_token);
         e->pair_weight[at] = weights[i];
-        e->position[i] = (int32_t)at;
+        e->place[i] = (int32_t)at;
     }
-    arrivals->rows = tokens;
-    arrivals->pairs = pairs;
-    arrivals->row_data = rows;
+    e->arrived_pairs = pairs;
+    e->arrived_rows = rows;
     if (stride == row_bytes)
         return;
     for (int32_t t = 0; t < tokens; t++)
         memcpy(e->row_data + t * row_bytes, rows + t * stride, (size_t)row_bytes);
-    arrivals->row_data = e->row_data;
+    e->arrived_rows = e->row_data;
 }
 
-enum result exchange_dispatch(struct exchange *e, const void *rows, int64_t stride, int32_t tokens,
-    const int32_t *experts, const float *weights, struct arrivals *arrivals) {
+/* The four calls must come in turn: what follows a forgotten one would overwrite messages on their way. */
+static enum result enter(struct exchange *e, enum stage from, enum stage to) {
+    if (e->stage != from)
+        return fail(ERROR_INTERNAL, "the calls of an exchange came out of turn");
+    e->stage = to;
+    return OK;
+}
+
+enum result exchange_dispatch_begin(struct exchange *e, const void *rows, int64_t stride, int32_t tokens,
+    const int32_t *experts, const float *weights) {
     TRY(check_choice(e, tokens, experts));
+    TRY(enter(e, IDLE, DISPATCHING));
+    enum work_part before = stopwatch_switch(WORK_EXCHANGE);
+    enum result status = OK;
     e->tokens = tokens;
+    if (e->size == 1) {
+        dispatch_alone(e, rows, stride, tokens, experts, weights);
+    } else {
+        plan_messages(e, tokens, experts);
+        pack_messages(e, rows, stride, tokens, experts, weights);
+        status = post_messages(e);
+    }
+    (void)stopwatch_switch(before);
+    return status;
+}
+
+static enum result end_dispatch(struct exchange *e, struct arrivals *arrivals) {
+    int64_t awaited = 0;
+    arrivals->rows = e->tokens;
+    if (e->size > 1) {
+        TRY(group_wait(e->group, DISPATCH, e->request_count));
+        TRY(check_messages(e));
+        e->arrived_pairs = sort_arrivals(e, &arrivals->rows);
+        e->arrived_rows = e->receive;
+        place_outputs(e);
+        awaited = (int64_t)e->tokens * e->options.experts_per_token - e->pairs_to[e->rank];
+    }
+    TRY(grow_rows(e, &e->outputs, e->arrived_pairs + awaited));
+    arrivals->row_data = e->arrived_rows;
+    arrivals->pairs = e->arrived_pairs;
+    arrivals->outputs = e->outputs.data;
+    return OK;
+}
+
+enum result exchange_dispatch_end(struct exchange *e, struct arrivals *arrivals) {
+    TRY(enter(e, DISPATCHING, ARRIVED));
     *arrivals = (struct arrivals){
         .pair_row = e->pair_row, .pair_expert = e->pair_expert, .pair_weight = e->pair_weight};
-    if (e->size == 1) {
-        dispatch_alone(e, rows, stride, tokens, experts, weights, arrivals);
-        return OK;
-    }
-    plan_messages(e, tokens, experts);
-    pack_messages(e, rows, stride, tokens, experts, weights);
-    TRY(trade_messages(e));
-    arrivals->pairs = sort_arrivals(e, &arrivals->rows);
-    arrivals->row_data = e->receive;
-    return OK;
+    enum work_part before = stopwatch_switch(WORK_EXCHANGE);
+    enum result status = end_dispatch(e, arrivals);
+    (void)stopwatch_switch(before);
+    return status;
 }
 
 /* ---- combine ---- */
 
-static enum result grow_returning(struct exchange *e, int64_t rows) {
-    if (rows <= e->returning_rows)
-        return OK;
-    bool failed = false;
-    float *grown = take((rows + rows / 2) * e->options.columns * (int64_t)sizeof(float), &failed);
-    if (failed)
-        return fail(ERROR_MEMORY, "out of memory to return %lld expert outputs of %d columns",
-            (long long)rows, e->options.columns);
-    free(e->returning);
-    e->returning = grown;
-    e->returning_rows = rows + rows / 2;
-    return OK;
-}
-
-/* Packs the outputs for the other ranks in order of their messages; `own` is where this rank's own pairs begin in
- * `position`. */
-static void pack_outputs(struct exchange *e, const float *pair_out, int64_t *own) {
+/* Packs the outputs for the other ranks in order of their messages. */
+static void pack_outputs(struct exchange *e) {
     const int64_t columns = e->options.columns;
-    int64_t pair = 0, packed = 0;
+    const int32_t *position = e->position;
+    float *to = e->returning.data;
     for (int32_t r = 0; r < e->size; r++) {
-        if (r == e->rank) {
-            *own = pair;
-            pair += e->pairs_from[r];
-            continue;
-        }
-        for (int64_t i = 0; i < e->pairs_from[r]; i++, pair++, packed++)
-            memcpy(e->returning + packed * columns, pair_out + e->position[pair] * columns,
-                sizeof(float) * (size_t)columns);
+        for (int64_t i = 0; r != e->rank && i < e->pairs_from[r]; i++, to += columns)
+            memcpy(to, e->outputs.data + position[i] * columns, sizeof(float) * (size_t)columns);
+        position += e->pairs_from[r];
     }
 }
 
-/* Puts what came back, and this rank's own outputs, in the tokens' order. */
-static void unpack_outputs(const struct exchange *e, const float *pair_out, int64_t own, float *out) {
+static enum result begin_combine(struct exchange *e) {
     const int64_t columns = e->options.columns;
-    const int32_t *slot = e->slots;
-    const float *from = e->returned;
-    for (int32_t r = 0; r < e->size; r++)
-        for (int32_t i = 0; i < e->pairs_to[r]; i++, slot++) {
-            const float *row = r == e->rank ? pair_out + e->position[own + i] * columns : from;
-            memcpy(out + *slot * columns, row, sizeof(float) * (size_t)columns);
-            from += r == e->rank ? 0 : columns;
-        }
-}
-
-enum result exchange_combine(struct exchange *e, const float *pair_out, float *out) {
-    const int64_t columns = e->options.columns;
-    if (e->size == 1) {
-        const int64_t pairs = (int64_t)e->tokens * e->options.experts_per_token;
-        for (int64_t i = 0; i < pairs; i++)
-            memcpy(out + i * columns, pair_out + e->position[i] * columns, sizeof(float) * (size_t)columns);
-        return OK;
-    }
-    int64_t own = 0, outgoing = 0;
+    int64_t outgoing = 0;
     for (int32_t r = 0; r < e->size; r++) {
         e->return_to[r] = r == e->rank ? 0 : e->pairs_from[r];
         e->return_from[r] = r == e->rank ? 0 : e->pairs_to[r];
         outgoing += e->return_to[r];
     }
-    TRY(grow_returning(e, outgoing));
-    pack_outputs(e, pair_out, &own);
-    TRY(group_exchange_rows(e->group, "combine of expert outputs", e->returning, e->return_to, e->returned,
-        e->return_from, sizeof(float) * (size_t)columns));
-    unpack_outputs(e, pair_out, own, out);
-    return OK;
+    TRY(grow_rows(e, &e->returning, outgoing));
+    pack_outputs(e);
+    e->combine = (struct transfer){.what = COMBINE,
+        .send = (const char *)e->returning.data,
+        .receive = (char *)(e->outputs.data + e->arrived_pairs * columns),
+        .send_counts = e->return_to,
+        .receive_counts = e->return_from,
+        .unit = (int64_t)sizeof(float) * columns};
+    TRY(group_begin(e->group, COMBINE, e->combine.unit, 4));
+    return transfer_begin(e->group, &e->combine);
+}
+
+enum result exchange_combine_begin(struct exchange *e) {
+    TRY(enter(e, ARRIVED, COMBINING));
+    if (e->size == 1)
+        return OK;
+    enum work_part before = stopwatch_switch(WORK_EXCHANGE);
+    enum result status = begin_combine(e);
+    (void)stopwatch_switch(before);
+    return status;
+}
+
+enum result exchange_combine_end(struct exchange *e, struct combined *combined) {
+    TRY(enter(e, COMBINING, IDLE));
+    *combined = (struct combined){.outputs = e->outputs.data, .rows = e->arrived_pairs, .place = e->place};
+    if (e->size == 1)
+        return OK;
+    combined->rows += (int64_t)e->tokens * e->options.experts_per_token - e->pairs_to[e->rank];
+    return transfer_end(e->group, &e->combine);
+}
+
+enum result exchange_progress(struct exchange *e) {
+    if (e->size == 1)
+        return OK;
+    if (e->stage == DISPATCHING)
+        return group_poll(e->group, DISPATCH, e->request_count);
+    return e->stage == COMBINING ? group_poll(e->group, COMBINE, e->combine.count) : OK;
 }
 
 /* ---- rows of sharded tables ---- */

@@ -36,7 +36,7 @@ MUST_CHECK enum result exchange_create(
 void exchange_free(struct exchange *exchange);
 
 /* What arrived for this rank's experts: pairs sorted by expert (local index: 0 is the shard's first), then by source rank,
- * then by token. Pointers are the exchange's, valid until its next dispatch, but for this: with one rank row_data
+ * then by token. Pointers are the exchange's, valid until its next dispatch begins, but for this: with one rank row_data
  * is the `rows` passed in when their stride is row_bytes, so keep those as long as they are needed. */
 struct arrivals {
     int64_t rows;         /* distinct activation rows */
@@ -44,16 +44,28 @@ struct arrivals {
     int64_t pairs;
     const int32_t *pair_row, *pair_expert; /* [pairs] */
     const float *pair_weight;              /* [pairs] */
+    float *outputs; /* [pairs, D]: where the experts' outputs go, in the order of the pairs */
 };
 
-/* Sends each token's row to the ranks of its experts. rows [tokens, row_bytes] at `stride`; experts and weights [tokens, k],
- * experts ascending within a token. */
-MUST_CHECK enum result exchange_dispatch(struct exchange *exchange, const void *rows, int64_t stride,
-    int32_t tokens, const int32_t *experts, const float *weights, struct arrivals *arrivals);
+/* The outputs of a rank's tokens: that of the j-th of a token's experts, which ascend, is row place[token * k + j]. */
+struct combined {
+    const float *outputs; /* [rows, D] */
+    int64_t rows;
+    const int32_t *place; /* [tokens, k] */
+};
 
-/* Returns expert outputs [pairs, D] (in the order of the arrivals) to the tokens' ranks: out [tokens, k, D] in each token's
- * ascending order of experts. */
-MUST_CHECK enum result exchange_combine(struct exchange *exchange, const float *pair_out, float *out);
+/* One layer's exchange takes four calls in this order, and between each begin and its end other work may be done while
+ * messages travel; exchange_progress, called now and then, keeps them going. Nothing else may be done on the group between a
+ * begin and its end.
+ *
+ * Dispatch sends each token's row to the ranks of its experts: rows [tokens, row_bytes] at `stride`; experts and weights
+ * [tokens, k], experts ascending within a token. Combine returns arrivals.outputs, filled by the caller, to the tokens' ranks. */
+MUST_CHECK enum result exchange_dispatch_begin(struct exchange *exchange, const void *rows, int64_t stride,
+    int32_t tokens, const int32_t *experts, const float *weights);
+MUST_CHECK enum result exchange_dispatch_end(struct exchange *exchange, struct arrivals *arrivals);
+MUST_CHECK enum result exchange_combine_begin(struct exchange *exchange);
+MUST_CHECK enum result exchange_combine_end(struct exchange *exchange, struct combined *combined);
+MUST_CHECK enum result exchange_progress(struct exchange *exchange);
 
 /* Fetches rows of a table of `total_rows` sharded by shard_of over the group. wanted [count] row numbers, any order,
  * repeats allowed; `read` copies `n` of this rank's own rows (global numbers) to out [n, row_bytes]. */

@@ -33,6 +33,7 @@ struct group {
     bool check_arguments;         /* compare a hash of the arguments at each call */
     bool crowded;                 /* more ranks than cores: never spin */
     double seconds;               /* spent in collectives */
+    bool complete;                /* group_poll has seen the end of the call's requests */
     int64_t bytes_sent;
     enum result agreed; /* what ranks_agree on this group last returned */
 
@@ -57,14 +58,36 @@ MUST_CHECK enum result group_mpi(const struct group *group, const char *what, in
 /* Begins a call: compares arguments when asked to. `first` and `second` are those that must agree on all ranks. */
 MUST_CHECK enum result group_begin(struct group *group, const char *what, int64_t first, int64_t second);
 /* Waits until the first `count` of group->requests are complete; their statuses are in group->statuses. At the deadline the
- * run is aborted. */
+ * run is aborted. The stopwatch counts it as waiting, but for the time in which data moved. */
 MUST_CHECK enum result group_wait(struct group *group, const char *what, int32_t count);
+/* Lets the first `count` requests go on without waiting for them; group_wait must follow. */
+MUST_CHECK enum result group_poll(struct group *group, const char *what, int32_t count);
 
 /* Adds one message to the requests of the call. */
 MUST_CHECK enum result group_post_send(
     struct group *group, const char *what, const void *data, int64_t bytes, int32_t to, int32_t *count);
 MUST_CHECK enum result group_post_receive(
     struct group *group, const char *what, void *data, int64_t most_bytes, int32_t from, int32_t *count);
+
+/* Data on its way from each rank to each other one: `send_counts[r]` units to rank r, packed in rank order, received likewise.
+ * Each pair of ranks knows both counts, so that empty messages are not sent. */
+struct transfer {
+    const char *what;
+    const char *send;
+    char *receive;
+    const int64_t *send_counts, *receive_counts;
+    int64_t unit;      /* bytes of one count */
+    bool same_for_all; /* every rank gets the same data: send holds it once */
+    /* set by transfer_begin */
+    int64_t round;
+    int32_t count; /* of requests */
+    bool more;
+};
+
+/* After group_begin: copies what a rank sends itself and posts the messages. Until transfer_end nothing else may be done on
+ * the group but group_poll with transfer->count, and the memory stays as it is. */
+MUST_CHECK enum result transfer_begin(struct group *group, struct transfer *transfer);
+MUST_CHECK enum result transfer_end(struct group *group, struct transfer *transfer);
 
 /* At least `bytes` of scratch memory `which` (0 or 1), aligned to 64; what was there is lost. */
 MUST_CHECK enum result group_scratch(struct group *group, int32_t which, size_t bytes, void **scratch);

@@ -1,7 +1,6 @@
 /* Mixture of experts: router, shared expert, dispatch of rows to the experts' ranks, combination in fixed order. */
+#include "base/stopwatch.h"
 #include "model/internals.h"
-
-#include <stdlib.h> /* free, malloc */
 
 MUST_CHECK enum result grow_device(struct model *model, void *pointer, int64_t *capacity, int64_t bytes) {
     void **memory = pointer;
@@ -19,78 +18,127 @@ MUST_CHECK enum result grow_device(struct model *model, void *pointer, int64_t *
     return OK;
 }
 
-static void shared_expert(
+/* The shared expert in two halves, so that both of the exchange's journeys have work beside them. */
+static enum result shared_expert_up(
     struct model *model, const struct layer_weights *w, const struct rows *x, int32_t tokens) {
     const struct kernels *k = model->kernels;
     struct step_memory *m = &model->step;
     int32_t inner = w->shared_w1.rows;
+    (void)stopwatch_switch(WORK_SHARED_EXPERT);
     k->product(model->stream, x, tokens, &w->shared_w1, m->gate, inner);
+    TRY(exchange_progress(model->exchange));
     k->product(model->stream, x, tokens, &w->shared_w3, m->up, inner);
     k->swiglu(model->stream, m->gate, m->up, tokens, inner, model->config->swiglu_limit, m->gate);
     k->encode(model->stream, m->gate, tokens, &m->hidden_rows);
-    k->product(model->stream, &m->hidden_rows, tokens, &w->shared_w2, m->shared, model->config->hidden_size);
+    return exchange_progress(model->exchange);
 }
 
-/* Outputs of this rank's experts for the pairs that arrived, in host memory. */
+static enum result shared_expert_down(struct model *model, const struct layer_weights *w, int32_t tokens) {
+    struct step_memory *m = &model->step;
+    (void)stopwatch_switch(WORK_SHARED_EXPERT);
+    model->kernels->product(
+        model->stream, &m->hidden_rows, tokens, &w->shared_w2, m->shared, model->config->hidden_size);
+    return exchange_progress(model->exchange);
+}
+
+/* Outputs of this rank's experts for the pairs that arrived. */
 static enum result run_arrivals(
     struct model *model, const struct layer_weights *w, const struct arrivals *arrivals) {
     const struct kernels *k = model->kernels;
     struct step_memory *m = &model->step;
-    int64_t row = m->x_rows.stride, out_bytes = arrivals->pairs * model->config->hidden_size * 4;
-    if (out_bytes > m->host_pair_out_bytes) {
-        free(m->host_pair_out);
-        m->host_pair_out_bytes = 0;
-        m->host_pair_out = malloc((size_t)(out_bytes + out_bytes / 2));
-        if (!m->host_pair_out)
-            return fail(ERROR_MEMORY, "out of memory for %lld bytes of expert outputs", (long long)out_bytes);
-        m->host_pair_out_bytes = out_bytes + out_bytes / 2;
-    }
+    struct rows x = m->x_rows;
+    int64_t in_bytes = arrivals->rows * x.stride,
+            out_bytes = arrivals->pairs * model->config->hidden_size * 4;
+    float *out = arrivals->outputs;
     if (!arrivals->pairs)
         return OK;
-    TRY(grow_device(model, &m->arrived, &m->arrived_bytes, arrivals->rows * row));
-    TRY(grow_device(model, &m->pair_out, &m->pair_out_bytes, out_bytes));
-    k->copy_in(model->stream, m->arrived, arrivals->row_data, (size_t)(arrivals->rows * row));
-    struct rows x = m->x_rows;
-    x.data = m->arrived;
+    (void)stopwatch_switch(WORK_EXPERTS);
+    x.data = (void *)arrivals->row_data;
+    if (!k->shares_host_memory) {
+        TRY(grow_device(model, &m->arrived, &m->arrived_bytes, in_bytes));
+        TRY(grow_device(model, &m->pair_out, &m->pair_out_bytes, out_bytes));
+        k->copy_in(model->stream, m->arrived, arrivals->row_data, (size_t)in_bytes);
+        x.data = m->arrived;
+        out = m->pair_out;
+    }
     struct expert_pairs pairs = {.count = (int32_t)arrivals->pairs,
         .row = arrivals->pair_row,
         .expert = arrivals->pair_expert,
         .weight = arrivals->pair_weight};
-    k->experts(model->stream, &x, &pairs, w->experts, model->config->swiglu_limit, m->pair_out);
-    k->copy_out(model->stream, m->host_pair_out, m->pair_out, (size_t)out_bytes);
+    k->experts(model->stream, &x, &pairs, w->experts, model->config->swiglu_limit, out);
+    if (!k->shares_host_memory)
+        k->copy_out(model->stream, arrivals->outputs, out, (size_t)out_bytes);
     k->synchronize(model->stream);
+    return OK;
+}
+
+/* What the dispatch sends, as the host sees it. */
+struct choices {
+    const void *rows;
+    const int32_t *experts;
+    const float *weights;
+};
+
+static void choose_experts(struct model *model, const struct layer_weights *w, const float *x,
+    const struct rows *x_rows, const uint8_t *is_image, int32_t tokens, struct choices *choices) {
+    const struct model_config *c = model->config;
+    const struct kernels *k = model->kernels;
+    struct step_memory *m = &model->step;
+    int32_t chosen = c->num_experts_per_tok;
+    size_t pairs = (size_t)tokens * (size_t)chosen;
+    const struct rows plain = {
+        .data = (void *)x, .encoding = ROWS_F32, .columns = c->hidden_size, .stride = c->hidden_size * 4};
+    (void)stopwatch_switch(WORK_ROUTER);
+    k->product(model->stream, &plain, tokens, &w->gate, m->router_logits, c->n_routed_experts);
+    k->route(model->stream, m->router_logits, tokens, c->n_routed_experts, w->gate_bias, w->gate_bias_vl,
+        is_image, chosen, c->norm_topk_prob, c->routed_scaling_factor, m->expert_id, m->expert_weight);
+    *choices = (struct choices){x_rows->data, m->expert_id, m->expert_weight};
+    if (!k->shares_host_memory) {
+        k->copy_out(model->stream, m->host_rows, x_rows->data, (size_t)(x_rows->stride * tokens));
+        k->copy_out(model->stream, m->host_expert_id, m->expert_id, sizeof(int32_t) * pairs);
+        k->copy_out(model->stream, m->host_expert_weight, m->expert_weight, sizeof(float) * pairs);
+        *choices = (struct choices){m->host_rows, m->host_expert_id, m->host_expert_weight};
+    }
+    k->synchronize(model->stream);
+}
+
+/* Sums the shared expert's output and those of the chosen experts. */
+static enum result sum_outputs(
+    struct model *model, const struct combined *combined, int32_t tokens, float *out) {
+    const struct kernels *k = model->kernels;
+    struct step_memory *m = &model->step;
+    int32_t hidden = model->config->hidden_size, chosen = model->config->num_experts_per_tok;
+    const float *routed = combined->outputs;
+    const int32_t *place = combined->place;
+    (void)stopwatch_switch(WORK_EXPERTS);
+    if (!k->shares_host_memory) {
+        int64_t bytes = combined->rows * hidden * (int64_t)sizeof(float);
+        TRY(grow_device(model, &m->routed, &m->routed_bytes, bytes));
+        k->copy_in(model->stream, m->routed, routed, (size_t)bytes);
+        k->copy_in(model->stream, m->place, place, sizeof *place * (size_t)tokens * (size_t)chosen);
+        routed = m->routed;
+        place = m->place;
+    }
+    k->combine(model->stream, m->shared, routed, place, tokens, chosen, hidden, out);
     return OK;
 }
 
 MUST_CHECK enum result moe_run(struct model *model, const struct layer_weights *w, const float *x,
     const struct rows *x_rows, const uint8_t *is_image, int32_t tokens, float *out) {
-    const struct model_config *c = model->config;
-    const struct kernels *k = model->kernels;
-    struct step_memory *m = &model->step;
-    int32_t chosen = c->num_experts_per_tok;
-    if (tokens) {
-        struct rows plain = {
-            .data = (void *)x, .encoding = ROWS_F32, .columns = c->hidden_size, .stride = c->hidden_size * 4};
-        k->product(model->stream, &plain, tokens, &w->gate, m->router_logits, c->n_routed_experts);
-        k->route(model->stream, m->router_logits, tokens, c->n_routed_experts, w->gate_bias, w->gate_bias_vl,
-            is_image, chosen, c->norm_topk_prob, c->routed_scaling_factor, m->expert_id, m->expert_weight);
-        k->copy_out(model->stream, m->host_rows, x_rows->data, (size_t)(x_rows->stride * tokens));
-        k->copy_out(
-            model->stream, m->host_expert_id, m->expert_id, sizeof(int32_t) * (size_t)(tokens * chosen));
-        k->copy_out(model->stream, m->host_expert_weight, m->expert_weight,
-            sizeof(float) * (size_t)(tokens * chosen));
-        k->synchronize(model->stream);
-    }
+    struct choices choices = {0};
     struct arrivals arrivals;
-    TRY(exchange_dispatch(model->exchange, m->host_rows, x_rows->stride, tokens, m->host_expert_id,
-        m->host_expert_weight, &arrivals));
+    struct combined combined;
+    if (tokens)
+        choose_experts(model, w, x, x_rows, is_image, tokens, &choices);
+    TRY(exchange_dispatch_begin(
+        model->exchange, choices.rows, x_rows->stride, tokens, choices.experts, choices.weights));
+    if (tokens)
+        TRY(shared_expert_up(model, w, x_rows, tokens));
+    TRY(exchange_dispatch_end(model->exchange, &arrivals));
     TRY(run_arrivals(model, w, &arrivals));
-    TRY(exchange_combine(model->exchange, m->host_pair_out, m->host_routed));
-    if (!tokens)
-        return OK;
-    shared_expert(model, w, x_rows, tokens);
-    k->copy_in(model->stream, m->routed, m->host_routed,
-        sizeof(float) * (size_t)(tokens * chosen) * (size_t)c->hidden_size);
-    k->combine(model->stream, m->shared, m->routed, tokens, chosen, c->hidden_size, out);
-    return OK;
+    TRY(exchange_combine_begin(model->exchange));
+    if (tokens)
+        TRY(shared_expert_down(model, w, tokens));
+    TRY(exchange_combine_end(model->exchange, &combined));
+    return tokens ? sum_outputs(model, &combined, tokens, out) : OK;
 }

@@ -4,6 +4,7 @@
  * layers above run on the upper set: the same tokens, except that a prompt prefilled with a tail has only its last
  * `tail` tokens there, and only in the step that ends it.
  */
+#include "base/stopwatch.h"
 #include "model/internals.h"
 
 #include <string.h> /* memcpy */
@@ -79,8 +80,11 @@ static void prepare_lower(struct model *model, const struct span *spans, int32_t
             add_token(model, LOWER_SEQUENCE, at + t, i, s->sequence->length + t, s->sequence->upper_begin);
         }
         upload(model, m->ids + at, s->ids, s->count, sizeof(int32_t));
-        if (model->config->engram_layers)
+        if (model->config->engram_layers) {
+            (void)stopwatch_switch(WORK_ENGRAM);
             engram_hash_span(model, s->sequence, s->ids, s->count, at);
+            (void)stopwatch_switch(WORK_SCHEDULING);
+        }
         at += s->count;
     }
     m->lower.tokens = at;
@@ -110,17 +114,30 @@ static void prepare_upper(struct model *model, const struct span *spans, int32_t
     upload_set(model, &m->upper, UPPER_SEQUENCE, m->host_image_upper);
 }
 
+/* Gives the step's sequences blocks for their new tokens. */
+static enum result extend_sequences(struct model *model, const struct span *spans, int32_t count) {
+    struct step_memory *m = &model->step;
+    m->window_stride = m->global_stride = 0;
+    for (int32_t i = 0; i < count; i++) {
+        struct sequence *s = spans[i].sequence;
+        TRY(sequence_extend(model, s, spans[i].count));
+        m->window_stride = at_least(m->window_stride, s->window.count);
+        m->global_stride = at_least(m->global_stride, s->global.count);
+    }
+    if (m->window_stride > m->window_most || m->global_stride > m->global_most)
+        return fail(ERROR_INTERNAL, "a sequence has %d and %d blocks, more than a step's tables hold",
+            m->window_stride, m->global_stride);
+    return OK;
+}
+
 /* Block tables of the step's sequences and the ratio-2 groups that the step completes. */
 static enum result prepare_tables(
     struct model *model, const struct span *spans, int32_t count, int32_t *groups) {
     struct step_memory *m = &model->step;
     int32_t n = 0;
+    TRY(extend_sequences(model, spans, count));
     for (int32_t i = 0; i < count; i++) {
-        struct sequence *s = spans[i].sequence;
-        TRY(sequence_extend(model, s, spans[i].count));
-        if (s->window.count > m->window_stride || s->global.count > m->global_stride)
-            return fail(ERROR_INTERNAL, "a sequence of %d tokens has more blocks than a step's tables hold",
-                s->length);
+        const struct sequence *s = spans[i].sequence;
         memcpy(m->host_window + (int64_t)i * m->window_stride, s->window.blocks,
             sizeof(int32_t) * (size_t)s->window.count);
         memcpy(m->host_global + (int64_t)i * m->global_stride, s->global.blocks,
@@ -247,8 +264,10 @@ static void write_window(struct model *model, int32_t layer, const struct token_
     struct step_memory *m = &model->step;
     const struct layer_weights *w = &model->layers[layer];
     struct block_tables tables = window_tables(model);
+    (void)stopwatch_switch(WORK_MIXES);
     k->collapse_norm(model->stream, set->streams, set->pre, set->tokens, c->hc_mult, c->hidden_size,
         w->attn_norm, c->rms_norm_eps, m->x);
+    (void)stopwatch_switch(WORK_ATTENTION_PRODUCTS);
     k->encode(model->stream, m->x, set->tokens, &m->x_rows);
     linear(model, &m->x_rows, set->tokens, &w->wkv, m->kv);
     k->rms_norm(model->stream, m->kv, set->tokens, c->head_dim, w->kv_norm, c->rms_norm_eps, m->kv);
@@ -266,6 +285,7 @@ static void choose(struct model *model, int32_t layer, const struct token_set *s
     const struct indexer_weights *w = &model->layers[layer].indexer;
     struct rows in = plain_rows(m->x, c->hidden_size);
     struct block_tables tables = global_tables(model);
+    (void)stopwatch_switch(WORK_INDEX);
     linear(model, &m->latent_q_rows, set->tokens, &w->wq_b, m->index_q);
     k->rotate(model->stream, m->index_q, set->position, set->tokens, c->index_n_heads, c->index_head_dim,
         &model->long_rope, false);
@@ -293,6 +313,7 @@ static void attention(struct model *model, int32_t layer, const struct token_set
     const struct layer_weights *w = &model->layers[layer];
     const struct rope *rope = rope_of(model, layer);
     int32_t source = model->kv.source_of[layer], tokens = set->tokens, heads = c->num_attention_heads;
+    (void)stopwatch_switch(WORK_ATTENTION_PRODUCTS);
     linear(model, &m->x_rows, tokens, &w->wq_a, m->latent_q);
     k->rms_norm(model->stream, m->latent_q, tokens, c->q_lora_rank, w->q_norm, c->rms_norm_eps, m->latent_q);
     k->encode(model->stream, m->latent_q, tokens, &m->latent_q_rows);
@@ -301,10 +322,12 @@ static void attention(struct model *model, int32_t layer, const struct token_set
     if (c->is_index_source[layer])
         choose(model, layer, set);
     struct block_tables windows = window_tables(model), globals = global_tables(model);
+    (void)stopwatch_switch(WORK_ATTENTION);
     k->attend(model->stream, m->q, tokens, heads, set->sequence, set->position,
         layer > c->last_kv_source ? set->visible_from_upper : set->visible_from, &model->kv.window[layer],
         &windows, source >= 0 ? &model->kv.latent[source] : NULL, &globals, m->chosen, c->index_topk,
         w->attn_sink, m->attended);
+    (void)stopwatch_switch(WORK_ATTENTION_PRODUCTS);
     k->rotate(model->stream, m->attended, set->position, tokens, heads, c->head_dim, rope, true);
     k->grouped_product(model->stream, m->attended, tokens, c->o_groups, &w->wo_a, m->grouped);
     k->encode(model->stream, m->grouped, tokens, &m->grouped_rows);
@@ -334,6 +357,7 @@ static enum result run_block(struct model *model, int32_t layer, const struct to
     const struct layer_weights *w = &model->layers[layer];
     if (set->tokens) {
         attention(model, layer, set);
+        (void)stopwatch_switch(WORK_MIXES);
         mix(model, &w->hc_attn, set, set->pre);
         expand(model, set);
         k->collapse_norm(model->stream, set->streams, set->pre, set->tokens, c->hc_mult, c->hidden_size,
@@ -342,6 +366,7 @@ static enum result run_block(struct model *model, int32_t layer, const struct to
         k->encode(model->stream, m->x, set->tokens, &m->x_rows);
     }
     TRY(moe_run(model, w, m->x, &m->x_rows, set->is_image, set->tokens, m->sublayer));
+    (void)stopwatch_switch(WORK_MIXES);
     if (set->tokens)
         expand(model, set);
     return OK;
@@ -446,6 +471,7 @@ static enum result run_lower(struct model *model, const struct span *spans, int3
     struct step_memory *m = &model->step;
     int32_t split = model->split_layer, slot = 0;
     if (m->lower.tokens) {
+        (void)stopwatch_switch(WORK_EMBED);
         k->embed(model->stream, &model->embed, m->ids, m->lower.tokens, m->x);
         put_embeddings(model, spans, count);
         k->start_streams(
@@ -454,6 +480,7 @@ static enum result run_lower(struct model *model, const struct span *spans, int3
     for (int32_t l = 0; l <= split; l++) {
         if (slot < c->engram_layers && c->engram_layer_ids[slot] == l) {
             TRY(trace(model, TRACE_ENGRAM_IN, l, &m->lower));
+            (void)stopwatch_switch(WORK_ENGRAM);
             TRY(engram_run(model, slot++, &m->lower));
         }
         TRY(trace(model, TRACE_LAYER_IN, l, &m->lower));
@@ -497,6 +524,7 @@ static enum result read_logits(struct model *model, const struct span *spans, in
     struct step_memory *m = &model->step;
     if (!m->upper.tokens)
         return OK;
+    (void)stopwatch_switch(WORK_LOGITS);
     k->collapse_norm(model->stream, m->upper.streams, m->upper.pre, m->upper.tokens, c->hc_mult,
         c->hidden_size, model->final_norm, c->rms_norm_eps, m->x);
     int64_t from = 0, wanted = 0, hidden = c->hidden_size;
@@ -511,20 +539,22 @@ static enum result read_logits(struct model *model, const struct span *spans, in
     if (!wanted)
         return OK;
     size_t bytes = (size_t)wanted * (size_t)c->vocab_size * sizeof(float);
-    TRY(grow_device(model, &m->logits, &m->logits_bytes, (int64_t)bytes));
     struct rows in = plain_rows(m->logit_hidden, c->hidden_size);
-    linear(model, &in, (int32_t)wanted, &model->head, m->logits);
-    k->copy_out(model->stream, logits, m->logits, bytes);
+    if (k->shares_host_memory) {
+        linear(model, &in, (int32_t)wanted, &model->head, logits);
+    } else {
+        TRY(grow_device(model, &m->logits, &m->logits_bytes, (int64_t)bytes));
+        linear(model, &in, (int32_t)wanted, &model->head, m->logits);
+        k->copy_out(model->stream, logits, m->logits, bytes);
+    }
     k->synchronize(model->stream);
     return OK;
 }
 
-MUST_CHECK enum result model_step(
-    struct model *model, const struct span *spans, int32_t count, float *logits) {
+static enum result run_layers(struct model *model, const struct span *spans, int32_t count, float *logits) {
     struct step_memory *m = &model->step;
     int32_t groups = 0;
     bool any_tail = false;
-    TRY(check_spans(model, spans, count));
     for (int32_t i = 0; i < count; i++)
         any_tail = any_tail || spans[i].tail;
     TRY(prepare_tables(model, spans, count, &groups));
@@ -535,10 +565,13 @@ MUST_CHECK enum result model_step(
     if (most[0])
         TRY(run_lower(model, spans, count, groups));
     TRY(gather_upper(model, spans, count, any_tail));
-    if (most[1]) {
-        TRY(run_upper(model, any_tail));
-        TRY(read_logits(model, spans, count, logits));
-    }
+    if (!most[1])
+        return OK;
+    TRY(run_upper(model, any_tail));
+    return read_logits(model, spans, count, logits);
+}
+
+static void advance_sequences(struct model *model, const struct span *spans, int32_t count) {
     for (int32_t i = 0; i < count; i++) {
         struct sequence *s = spans[i].sequence;
         bool unfinished = spans[i].tail && !spans[i].last;
@@ -547,5 +580,16 @@ MUST_CHECK enum result model_step(
         if (!unfinished && s->waiting_capacity)
             sequence_release_waiting(model, s);
     }
-    return OK;
+}
+
+MUST_CHECK enum result model_step(
+    struct model *model, const struct span *spans, int32_t count, float *logits) {
+    TRY(check_spans(model, spans, count));
+    enum work_part before = stopwatch_switch(WORK_SCHEDULING);
+    enum result status = run_layers(model, spans, count, logits);
+    (void)stopwatch_switch(WORK_SCHEDULING);
+    if (status == OK)
+        advance_sequences(model, spans, count);
+    (void)stopwatch_switch(before);
+    return status;
 }

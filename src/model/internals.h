@@ -125,7 +125,8 @@ struct step_memory {
     int32_t *write_floor; /* [step_sequences], of compressed rows */
     int32_t *no_floor;    /* [step_sequences], zeros */
     int32_t *window_blocks, *window_first, *global_blocks, *global_first;
-    int32_t window_stride, global_stride;
+    int32_t window_most, global_most;     /* entries that a sequence's tables have room for */
+    int32_t window_stride, global_stride; /* of this step's tables: the longest of its sequences' */
     int32_t *group_sequence, *group_row, *group_position; /* ratio-2 groups completed in this step */
     float *post, *comb;
     float *x, *latent_q, *q, *kv, *attended, *grouped, *sublayer;
@@ -135,23 +136,24 @@ struct step_memory {
     int32_t *chosen, *candidates;
     float *router_logits, *expert_weight;
     int32_t *expert_id;
-    float *gate, *up, *shared, *routed;
+    float *gate, *up, *shared;
     float *found, *engram_kv;
     float *logit_hidden; /* [tokens, D]: hidden rows whose logits are wanted */
     float *logits;       /* grown on demand */
     int64_t logits_bytes;
-    /* arrivals of the exchange and their outputs: grown on demand */
+    /* Where device memory is not host memory: arrivals of the exchange, their outputs and those of the step's tokens with
+     * their places. The first three grow on demand. */
     void *arrived;
-    float *pair_out;
-    int64_t arrived_bytes, pair_out_bytes;
+    float *pair_out, *routed;
+    int64_t arrived_bytes, pair_out_bytes, routed_bytes;
+    int32_t *place; /* [tokens, k] */
     /* host staging */
     int32_t *host_i32[HOST_ARRAYS]; /* [step_tokens or step_sequences]: see the enum */
     uint8_t *host_image, *host_image_upper;
     int32_t *host_window, *host_global;
-    void *host_rows;
+    void *host_rows; /* this and the next two: only where device memory is not host memory */
     int32_t *host_expert_id;
-    float *host_expert_weight, *host_routed, *host_pair_out;
-    int64_t host_pair_out_bytes;
+    float *host_expert_weight;
     int64_t *engram_rows;    /* [tokens, layers, columns]: table rows of the step's tokens */
     int64_t *engram_wanted;  /* [tokens, columns]: those of one layer */
     uint8_t *engram_packed;  /* [tokens, columns, bytes of a row], as fetched */

@@ -43,8 +43,8 @@ MUST_CHECK enum result step_memory_create(struct model *model) {
     int64_t streams = c->hc_mult, hidden = c->hidden_size, heads = c->num_attention_heads, dim = c->head_dim;
     int64_t k = c->num_experts_per_tok, inner = c->moe_intermediate_size;
     int64_t engram = (int64_t)(c->engram_max_ngram_size - 1) * c->engram_n_heads;
-    m->window_stride = (2 * (c->sliding_window + (int32_t)tokens)) / WINDOW_BLOCK_ROWS + 4;
-    m->global_stride = model->options.context / model->kv.global_tokens + 2;
+    m->window_most = (2 * (c->sliding_window + (int32_t)tokens)) / WINDOW_BLOCK_ROWS + 4;
+    m->global_most = model->options.context / model->kv.global_tokens + 2;
     const struct piece device[] = {
         {&m->ids, tokens, 4},
         {&m->lower.sequence, tokens, 4},
@@ -63,9 +63,9 @@ MUST_CHECK enum result step_memory_create(struct model *model) {
         {&m->upper_pre, tokens * streams, 4},
         {&m->write_floor, sequences, 4},
         {&m->no_floor, sequences, 4},
-        {&m->window_blocks, sequences * m->window_stride, 4},
+        {&m->window_blocks, sequences * m->window_most, 4},
         {&m->window_first, sequences, 4},
-        {&m->global_blocks, sequences * m->global_stride, 4},
+        {&m->global_blocks, sequences * m->global_most, 4},
         {&m->global_first, sequences, 4},
         {&m->group_sequence, tokens, 4},
         {&m->group_row, tokens, 4},
@@ -95,7 +95,6 @@ MUST_CHECK enum result step_memory_create(struct model *model) {
         {&m->gate, tokens * inner, 4},
         {&m->up, tokens * inner, 4},
         {&m->shared, tokens * hidden, 4},
-        {&m->routed, tokens * k * hidden, 4},
         {&m->logit_hidden, tokens * hidden, 4},
     };
     TRY(allocate_device(model, device, (int32_t)(sizeof device / sizeof *device)));
@@ -110,14 +109,19 @@ MUST_CHECK enum result step_memory_create(struct model *model) {
     const struct piece host[] = {
         {&m->host_image, tokens, 1},
         {&m->host_image_upper, tokens, 1},
-        {&m->host_window, sequences * m->window_stride, 4},
-        {&m->host_global, sequences * m->global_stride, 4},
-        {&m->host_rows, tokens * m->x_rows.stride, 1},
-        {&m->host_expert_id, tokens * k, 4},
-        {&m->host_expert_weight, tokens * k, 4},
-        {&m->host_routed, tokens * k * hidden, 4},
+        {&m->host_window, sequences * m->window_most, 4},
+        {&m->host_global, sequences * m->global_most, 4},
     };
     TRY(allocate_host(host, (int32_t)(sizeof host / sizeof *host)));
+    if (!model->kernels->shares_host_memory) {
+        const struct piece staging[] = {
+            {&m->host_rows, tokens * m->x_rows.stride, 1},
+            {&m->host_expert_id, tokens * k, 4},
+            {&m->host_expert_weight, tokens * k, 4},
+        };
+        TRY(allocate_host(staging, (int32_t)(sizeof staging / sizeof *staging)));
+        TRY(model_allocate(model, (size_t)(tokens * k) * sizeof *m->place, &m->place));
+    }
     if (!c->engram_layers)
         return OK;
     int64_t found = engram * c->engram_head_dim;
@@ -148,8 +152,6 @@ void step_memory_free(struct model *model) {
     free(m->host_rows);
     free(m->host_expert_id);
     free(m->host_expert_weight);
-    free(m->host_routed);
-    free(m->host_pair_out);
     free(m->engram_rows);
     free(m->engram_wanted);
     free(m->engram_packed);
@@ -158,6 +160,8 @@ void step_memory_free(struct model *model) {
         model->kernels->release(model->kernels, m->arrived);
     if (m->pair_out)
         model->kernels->release(model->kernels, m->pair_out);
+    if (m->routed)
+        model->kernels->release(model->kernels, m->routed);
     if (m->logits)
         model->kernels->release(model->kernels, m->logits);
 }

@@ -1,5 +1,7 @@
 #include "schedule/admission.h"
 
+#include "base/stopwatch.h"
+
 #include <stdio.h>  /* snprintf */
 #include <stdlib.h> /* calloc */
 #include <time.h>   /* clock_gettime */
@@ -62,6 +64,32 @@ bool admission_has_work(const struct admission *admission) {
     return admission->first || admission->held || !admission->source_ended;
 }
 
+/* ---- what reads and writes files ---- */
+
+static enum result send_result(const struct admission *admission, const struct request_result *result) {
+    enum work_part before = stopwatch_switch(WORK_FILES);
+    enum result status = admission->sink->result(admission->sink->context, result);
+    (void)stopwatch_switch(before);
+    return status;
+}
+
+static enum result take_request(
+    const struct admission *admission, struct active_request *active, struct state_record **state) {
+    enum work_part before = stopwatch_switch(WORK_FILES);
+    enum result status =
+        admission->source->next(admission->source->context, &active->index, &active->request, state);
+    (void)stopwatch_switch(before);
+    return status;
+}
+
+static enum result take_embeddings(const struct admission *admission, struct active_request *active) {
+    enum work_part before = stopwatch_switch(WORK_FILES);
+    enum result status =
+        admission->source->embeddings(admission->source->context, active->request, &active->embeddings);
+    (void)stopwatch_switch(before);
+    return status;
+}
+
 /* ---- refusals ---- */
 
 struct refusal {
@@ -81,7 +109,7 @@ static enum result send_refusal(
         .finished_at = wall_clock(),
     };
     admission->counts->failed++;
-    return admission->sink->result(admission->sink->context, &result);
+    return send_result(admission, &result);
 }
 
 /* Whether the request can be run at all, however empty the machine is. */
@@ -158,9 +186,8 @@ static enum result read_next(struct admission *admission) {
     struct active_request *active = calloc(1, sizeof *active);
     if (!active)
         return fail(ERROR_MEMORY, "out of memory for a request in work");
-    const struct engine_source *source = admission->source;
     struct state_record *state = NULL;
-    enum result status = source->next(source->context, &active->index, &active->request, &state);
+    enum result status = take_request(admission, active, &state);
     if (status != OK || active->index < 0) {
         admission->source_ended = true;
         free(active);
@@ -231,7 +258,7 @@ static enum result admit_held(struct admission *admission) {
     if (admission->options->phase == ENGINE_DECODE)
         return load_state(admission, active);
     admission->prompt_left += active->request->token_count;
-    TRY(admission->source->embeddings(admission->source->context, active->request, &active->embeddings));
+    TRY(take_embeddings(admission, active));
     return sequence_create(admission->options->model, &active->prompt);
 }
 
@@ -309,7 +336,7 @@ enum result admission_answer(struct admission *admission, const struct active_re
         .finished_at = wall_clock(),
     };
     admission->counts->finished++;
-    status = admission->sink->result(admission->sink->context, &result);
+    status = send_result(admission, &result);
 done:
     for (size_t i = 0; texts && i < count; i++)
         buffer_free(&texts[i]);

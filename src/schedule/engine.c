@@ -1,6 +1,7 @@
 #include "schedule/engine.h"
 
 #include "base/signals.h"
+#include "base/stopwatch.h"
 #include "model/sampling.h"
 #include "schedule/admission.h"
 #include "schedule/choices.h"
@@ -266,6 +267,7 @@ static enum result save_state(struct engine *engine, const struct draw *draws, i
     for (int32_t i = 0; i < count; i++)
         tokens[i] = describe_token(&draws[i]);
     struct saved_state saved = {0};
+    enum work_part before = stopwatch_switch(WORK_FILES);
     enum result status = sequence_save(engine->options->model, active->prompt, &saved);
     if (status == OK) {
         const struct state_record record = {
@@ -278,6 +280,7 @@ static enum result save_state(struct engine *engine, const struct draw *draws, i
         status = engine->sink->state(engine->sink->context, &record);
         sequence_saved_free(&saved);
     }
+    (void)stopwatch_switch(before);
     free(tokens);
     if (status == OK)
         engine->own.finished++;
@@ -308,7 +311,9 @@ static enum result end_prompt(struct engine *engine, const struct draw *draws, i
 
 static enum result take_outcomes(struct engine *engine) {
     TRY(list_draws(engine));
+    (void)stopwatch_switch(WORK_SAMPLING);
     TRY(sample(engine));
+    (void)stopwatch_switch(WORK_SCHEDULING);
     for (int32_t i = 0; i < engine->draw_count;) {
         const struct draw *draw = &engine->draws[i];
         struct active_request *active = draw->active;
@@ -366,9 +371,22 @@ static enum result agree(struct engine *engine, enum result own, bool *work, boo
     return values[AGREED_ERROR] ? ranks_agree(world, own) : OK;
 }
 
+/* Gives the step that has been to the sink and the trace. */
+static enum result end_step(struct engine *engine) {
+    (void)stopwatch_switch(WORK_FILES);
+    enum result status = engine->sink->step_end(engine->sink->context, &engine->world);
+    (void)stopwatch_switch(WORK_SCHEDULING);
+    int64_t tokens = 0;
+    for (int32_t i = 0; i < engine->span_count; i++)
+        tokens += engine->spans[i].count;
+    trace_step(engine->own.steps, tokens, engine->span_count);
+    return status;
+}
+
 enum result engine_run(const struct engine_options *options, const struct engine_source *source,
     const struct engine_sink *sink, struct engine_counts *world, bool *stopped) {
     struct engine engine;
+    enum work_part before = stopwatch_switch(WORK_SCHEDULING);
     enum result status = engine_begin(&engine, options, source, sink);
     *stopped = false;
     for (;;) {
@@ -384,9 +402,10 @@ enum result engine_run(const struct engine_options *options, const struct engine
         TRY_GOTO(status, model_step(options->model, engine.spans, engine.span_count, engine.logits), done);
         status = take_outcomes(&engine);
         if (status == OK)
-            status = sink->step_end(sink->context, &engine.world);
+            status = end_step(&engine);
     }
 done:
+    (void)stopwatch_switch(before);
     *world = engine.world;
     engine_end(&engine);
     return status;

@@ -446,6 +446,30 @@ static void check_company(struct session *s, struct model *model) {
     free(together);
 }
 
+/* The copies that device memory of its own needs change no bit. */
+static void check_staging(struct session *s, struct model *model) {
+    size_t bytes = sizeof(float) * (size_t)s->config->vocab_size;
+    float *want = malloc(bytes), *got = malloc(bytes);
+    const struct kernels *shared = s->kernels;
+    struct kernels apart = *shared;
+    apart.shares_host_memory = false;
+    s->kernels = &apart;
+    struct model *staged = open_model(s, MODE_ROUNDED);
+    s->kernels = shared;
+    for (int i = 0; i < 2; i++) {
+        struct model *runner = i ? staged : model;
+        struct sequence *sequence = NULL;
+        REQUIRE(sequence_create(runner, &sequence));
+        run(runner, sequence, s->ids, s->tokens - 1, 0, false, 0, NULL);
+        run(runner, sequence, s->ids + s->tokens - 1, 1, 0, false, 1, i ? got : want);
+        sequence_free(runner, sequence);
+    }
+    model_free(staged);
+    check(s, !memcmp(want, got, bytes), "with and without copies to the device: bits equal", 0, 0);
+    free(want);
+    free(got);
+}
+
 int main(int argc, char **argv) {
     if (argc < 3) {
         fprintf(stderr, "usage: golden-forward CHECKPOINT GOLDEN.h5 [INSTRUCTION_SET]\n");
@@ -480,6 +504,7 @@ int main(int argc, char **argv) {
     check_copies(&s, rounded, 0);
     check_copies(&s, rounded, s.config->sliding_window);
     check_company(&s, rounded);
+    check_staging(&s, rounded);
     model_free(exact);
     model_free(rounded);
     checkpoint_close(s.checkpoint);

@@ -6,6 +6,7 @@
 #include "cluster/group.h"
 #include "cluster/ranks.h"
 
+#include <sched.h>  /* sched_yield */
 #include <stdlib.h> /* calloc, free */
 #include <string.h> /* memcmp */
 
@@ -99,8 +100,7 @@ static float output_of(int32_t expert, int32_t source, int32_t token, int32_t co
 }
 
 /* Walks the expected arrivals in the documented order and compares; writes the experts' outputs. */
-static enum result check_arrivals(
-    const struct trial *trial, int32_t rank, const struct arrivals *a, float *pair_out) {
+static enum result check_arrivals(const struct trial *trial, int32_t rank, const struct arrivals *a) {
     const struct exchange_options *o = &trial->options;
     const int32_t k = o->experts_per_token;
     struct shard own = shard_of(o->experts, trial->size, rank);
@@ -120,7 +120,7 @@ static enum result check_arrivals(
                               trial->inputs[r].rows + t * trial->stride, (size_t)o->row_bytes) == 0);
                     most_row = a->pair_row[at] > most_row ? a->pair_row[at] : most_row;
                     for (int32_t c = 0; c < o->columns; c++)
-                        pair_out[at * o->columns + c] = output_of((int32_t)(own.first + x), r, t, c);
+                        a->outputs[at * o->columns + c] = output_of((int32_t)(own.first + x), r, t, c);
                     at++;
                 }
     CHECK(at == a->pairs);
@@ -139,44 +139,54 @@ static enum result check_arrivals(
     return OK;
 }
 
-static enum result check_combined(const struct trial *trial, int32_t rank, const float *out) {
+static enum result check_combined(const struct trial *trial, int32_t rank, const struct combined *combined) {
     const int32_t k = trial->options.experts_per_token, columns = trial->options.columns;
     for (int32_t t = 0; t < trial->inputs[rank].tokens; t++)
         for (int32_t j = 0; j < k; j++)
             for (int32_t c = 0; c < columns; c++) {
                 int64_t slot = (int64_t)t * k + j;
-                CHECK(out[slot * columns + c] == output_of(trial->inputs[rank].experts[slot], rank, t, c));
+                CHECK(combined->place[slot] >= 0 && combined->place[slot] < combined->rows);
+                CHECK(combined->outputs[(int64_t)combined->place[slot] * columns + c] ==
+                      output_of(trial->inputs[rank].experts[slot], rank, t, c));
             }
+    return OK;
+}
+
+/* What a rank does while messages travel: nothing, or so much that they have all arrived before it asks for them. */
+static enum result dawdle(struct exchange *exchange, uint64_t number, int32_t rank) {
+    int looks = (number + (uint64_t)rank) % 3 == 0 ? 300 : (int)(number % 2);
+    for (int i = 0; i < looks; i++) {
+        sched_yield();
+        TRY(exchange_progress(exchange));
+    }
     return OK;
 }
 
 static enum result run_trial(struct group *group, uint64_t number) {
     struct trial trial;
     struct exchange *exchange = NULL;
-    float *pair_out = NULL, *out = NULL;
     int32_t size = group_size(group), rank = group_rank(group);
     enum result status = make_trial(number, size, &trial);
     if (status != OK)
         goto done;
     const struct exchange_options *o = &trial.options;
     const struct input *own = &trial.inputs[rank];
-    size_t pairs = (size_t)o->most_tokens * (size_t)o->experts_per_token;
-    pair_out = calloc(pairs * (size_t)size * (size_t)o->columns + 1, sizeof *pair_out);
-    out = calloc(pairs * (size_t)o->columns + 1, sizeof *out);
-    if (!pair_out || !out)
-        TRY_GOTO(status, fail(ERROR_MEMORY, "out of memory"), done);
     TRY_GOTO(status, exchange_create(group, o, &exchange), done);
     group->most_message_bytes = number % 2 ? 64 : (int64_t)1 << 30; /* combine in pieces, or whole */
     for (int32_t repeat = 0; repeat < 2; repeat++) {                /* memory is reused */
         struct arrivals arrivals;
+        struct combined combined;
         TRY_GOTO(status,
-            exchange_dispatch(
-                exchange, own->rows, trial.stride, own->tokens, own->experts, own->weights, &arrivals),
+            exchange_dispatch_begin(
+                exchange, own->rows, trial.stride, own->tokens, own->experts, own->weights),
             done);
-        TRY_GOTO(status, check_arrivals(&trial, rank, &arrivals, pair_out), done);
-        memset(out, 0xff, pairs * (size_t)o->columns * sizeof *out);
-        TRY_GOTO(status, exchange_combine(exchange, pair_out, out), done);
-        TRY_GOTO(status, check_combined(&trial, rank, out), done);
+        TRY_GOTO(status, dawdle(exchange, number, rank), done);
+        TRY_GOTO(status, exchange_dispatch_end(exchange, &arrivals), done);
+        TRY_GOTO(status, check_arrivals(&trial, rank, &arrivals), done);
+        TRY_GOTO(status, exchange_combine_begin(exchange), done);
+        TRY_GOTO(status, dawdle(exchange, number + 1, rank), done);
+        TRY_GOTO(status, exchange_combine_end(exchange, &combined), done);
+        TRY_GOTO(status, check_combined(&trial, rank, &combined), done);
     }
 done:
     group->most_message_bytes = (int64_t)1 << 30;
@@ -184,8 +194,6 @@ done:
         status = fail_context(status, "trial %llu", (unsigned long long)number);
     exchange_free(exchange);
     free_trial(&trial);
-    free(pair_out);
-    free(out);
     return status;
 }
 
@@ -254,8 +262,10 @@ static enum result test_refusals(struct group *group) {
     static const float weights[] = {1, 1};
     static const char row[4];
     for (int32_t i = 0; i < 3; i++)
-        CHECK(exchange_dispatch(exchange, row, 4, 1, bad[i], weights, &arrivals) == ERROR_INTERNAL);
-    CHECK(exchange_dispatch(exchange, row, 4, 3, descending, weights, &arrivals) == ERROR_INTERNAL);
+        CHECK(exchange_dispatch_begin(exchange, row, 4, 1, bad[i], weights) == ERROR_INTERNAL);
+    CHECK(exchange_dispatch_begin(exchange, row, 4, 3, descending, weights) == ERROR_INTERNAL);
+    CHECK(exchange_dispatch_end(exchange, &arrivals) == ERROR_INTERNAL); /* out of turn */
+    CHECK(exchange_combine_begin(exchange) == ERROR_INTERNAL);
     exchange_free(exchange);
     struct exchange_options impossible = options;
     impossible.experts_per_token = 5;

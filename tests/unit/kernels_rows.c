@@ -244,7 +244,7 @@ static void test_swiglu(void **state) {
 RUN(combine) {
     const struct rows_case *c = context;
     int64_t at = (int64_t)first * c->columns;
-    kernels->combine(stream, c->x + at, c->y + at * c->k, count, c->k, c->columns, out);
+    kernels->combine(stream, c->x + at, c->y, c->ids + (int64_t)first * c->k, count, c->k, c->columns, out);
 }
 
 static void test_combine(void **state) {
@@ -253,19 +253,23 @@ static void test_combine(void **state) {
         int32_t n = widths[w], k = w;
         float *shared = random_floats((size_t)(TOKENS * n), 1);
         float *routed = random_floats((size_t)(TOKENS * n * k), 1);
-        struct rows_case c = {.columns = n, .k = k, .x = shared, .y = routed};
+        int32_t *place = allocate_or_fail((size_t)(TOKENS * k + 1) * sizeof *place);
+        for (int32_t i = 0; i < TOKENS * k; i++)
+            place[i] = TOKENS * k - 1 - i;
+        struct rows_case c = {.columns = n, .k = k, .x = shared, .y = routed, .ids = place};
         double *expected = doubles(TOKENS * n);
         for (int32_t t = 0; t < TOKENS; t++)
             for (int32_t i = 0; i < n; i++) {
                 float sum = shared[t * n + i]; /* exactly this order */
                 for (int32_t e = 0; e < k; e++)
-                    sum += routed[(t * k + e) * n + i];
+                    sum += routed[place[t * k + e] * n + i];
                 expected[t * n + i] = sum;
             }
         struct trial trial = {"combine", run_combine, &c, TOKENS, (size_t)n * 4, expected, 0};
         check_all_sets(&trial);
         free(shared);
         free(routed);
+        free(place);
         free(expected);
     }
 }

@@ -111,6 +111,34 @@ static void round_trip(void **state) {
     remove_folder(folder);
 }
 
+/* One record of every `stride`, as a rank has them; strides beyond a block's size and backwards too. */
+static void strides(void **state) {
+    (void)state;
+    enum { COUNT = 5000 };
+    static const int all[] = {1, 3, 17, 64, 1000, -1, -29};
+    char *folder = make_folder();
+    make_requests(folder, COUNT, 0);
+    for (size_t s = 0; s < sizeof all / sizeof *all; s++) {
+        struct requests *requests;
+        assert_ok(requests_open(folder, &requests));
+        for (int i = all[s] > 0 ? 0 : COUNT - 1; i >= 0 && i < COUNT; i += all[s]) {
+            struct request_format format;
+            struct request *request, expected = test_request(i);
+            assert_ok(requests_read(requests, i, &request));
+            assert_same_request(request, i);
+            requests_release(request);
+            assert_ok(requests_read_format(requests, i, &format));
+            assert_int_equal(format.constraint, expected.constraint);
+            assert_text(format.constraint_text, expected.constraint_text);
+            assert_int_equal(format.stop_count, expected.sampling.stop_count);
+            for (int32_t k = 0; k < format.stop_count; k++)
+                assert_text(format.stops[k], expected.sampling.stops[k]);
+        }
+        requests_close(requests);
+    }
+    remove_folder(folder);
+}
+
 enum { IMAGE_MOST = 5 << 20, IMAGES = 12 };
 
 static uint8_t image_byte(int i, size_t b) {
@@ -366,6 +394,7 @@ static void seen_texts(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(round_trip),
+        cmocka_unit_test(strides),
         cmocka_unit_test(images),
         cmocka_unit_test(several_batches),
         cmocka_unit_test(nothing_in_it),

@@ -74,40 +74,6 @@ static int32_t listed_row(const struct choose_call *call, int32_t token, int32_t
 
 /* ---- scores ---- */
 
-#if defined(HAVE_AVX512)
-#define ZIP_LOW(a, b) __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
-#define ZIP_HIGH(a, b)                                                                                       \
-    __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)
-#elif defined(HAVE_AVX2)
-#define ZIP_LOW(a, b) __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11)
-#define ZIP_HIGH(a, b) __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15)
-#else
-#define ZIP_LOW(a, b) __builtin_shufflevector(a, b, 0, 4, 1, 5)
-#define ZIP_HIGH(a, b) __builtin_shufflevector(a, b, 2, 6, 3, 7)
-#endif
-
-/* Transposes a square of LANES rows: log2(LANES) times each row is interleaved with the one half the square below. */
-static inline void transpose(const float *from, int64_t from_stride, float *to, int64_t to_stride) {
-    lanes a[LANES], b[LANES];
-#pragma GCC unroll 16
-    for (int32_t i = 0; i < LANES; i++)
-        a[i] = load(from + i * from_stride);
-#pragma GCC unroll 4
-    for (int32_t width = 1; width < LANES; width *= 2) {
-#pragma GCC unroll 8
-        for (int32_t i = 0; i < LANES / 2; i++) {
-            b[2 * i] = ZIP_LOW(a[i], a[i + LANES / 2]);
-            b[2 * i + 1] = ZIP_HIGH(a[i], a[i + LANES / 2]);
-        }
-#pragma GCC unroll 16
-        for (int32_t i = 0; i < LANES; i++)
-            a[i] = b[i];
-    }
-#pragma GCC unroll 16
-    for (int32_t i = 0; i < LANES; i++)
-        store(to + i * to_stride, a[i]);
-}
-
 /* Decodes LANES rows of the run's list, from `first` on, into keys [LANES, padded]; rows that no token sees are zero. */
 static void decode_key_rows(
     const struct choose_call *call, const struct run *run, int32_t first, float *keys, int32_t padded) {
@@ -133,8 +99,14 @@ static void decode_keys(const struct choose_call *call, const struct run *run, i
     float *keys = tile + (int64_t)padded * SCORE_ROWS;
     for (int32_t r = 0; r < SCORE_ROWS; r += LANES) {
         decode_key_rows(call, run, first + r, keys, padded);
-        for (int32_t c = 0; c < padded; c += LANES)
-            transpose(keys + c, padded, tile + (int64_t)c * SCORE_ROWS + r, SCORE_ROWS);
+        for (int32_t c = 0; c < padded; c += LANES) {
+            lanes square[LANES];
+            for (int32_t i = 0; i < LANES; i++)
+                square[i] = load(keys + i * padded + c);
+            transpose(square);
+            for (int32_t i = 0; i < LANES; i++)
+                store(tile + (int64_t)(c + i) * SCORE_ROWS + r, square[i]);
+        }
     }
 }
 

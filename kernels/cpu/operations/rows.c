@@ -96,15 +96,15 @@ static void swiglu(struct stream *stream, const float *gate, const float *up, in
     }
 }
 
-static void combine(struct stream *stream, const float *shared, const float *routed, int32_t tokens,
-    int32_t k, int32_t columns, float *out) {
+static void combine(struct stream *stream, const float *shared, const float *routed, const int32_t *place,
+    int32_t tokens, int32_t k, int32_t columns, float *out) {
 #pragma omp parallel for num_threads(stream->threads) if (is_worth_threads((int64_t)tokens * columns * k))
     for (int32_t t = 0; t < tokens; t++) {
         int64_t row = (int64_t)t * columns;
         for (int32_t c = 0; c < columns; c += LANES) {
             lanes sum = load_part(shared + row + c, columns - c);
             for (int32_t i = 0; i < k; i++)
-                sum += load_part(routed + (row * k + (int64_t)i * columns) + c, columns - c);
+                sum += load_part(routed + (int64_t)place[(int64_t)t * k + i] * columns + c, columns - c);
             store_part(out + row + c, sum, columns - c);
         }
     }

@@ -106,12 +106,26 @@ static inline lanes choose_lanes(int_lanes mask, lanes a, lanes b) {
     return (lanes)((mask & (int_lanes)a) | (~mask & (int_lanes)b));
 }
 
+/* a > b ? a : b, so b when either is NaN */
 static inline lanes larger(lanes a, lanes b) {
+#if defined(HAVE_AVX512)
+    return (lanes)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(HAVE_AVX2)
+    return (lanes)_mm256_max_ps((__m256)a, (__m256)b);
+#else
     return choose_lanes(a > b, a, b);
+#endif
 }
 
+/* a < b ? a : b */
 static inline lanes smaller(lanes a, lanes b) {
+#if defined(HAVE_AVX512)
+    return (lanes)_mm512_min_ps((__m512)a, (__m512)b);
+#elif defined(HAVE_AVX2)
+    return (lanes)_mm256_min_ps((__m256)a, (__m256)b);
+#else
     return choose_lanes(a < b, a, b);
+#endif
 }
 
 static inline lanes absolute(lanes a) {
@@ -135,10 +149,42 @@ static inline float largest_lane(lanes value) {
     return top;
 }
 
+/* ---- transposition ---- */
+
+#if defined(HAVE_AVX512)
+#define ZIP_LOW(a, b) __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
+#define ZIP_HIGH(a, b)                                                                                       \
+    __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)
+#elif defined(HAVE_AVX2)
+#define ZIP_LOW(a, b) __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11)
+#define ZIP_HIGH(a, b) __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15)
+#else
+#define ZIP_LOW(a, b) __builtin_shufflevector(a, b, 0, 4, 1, 5)
+#define ZIP_HIGH(a, b) __builtin_shufflevector(a, b, 2, 6, 3, 7)
+#endif
+
+/* Transposes a square of LANES rows: log2(LANES) times each row is interleaved with the one half the square below. */
+static inline __attribute__((always_inline)) void transpose(lanes *square) {
+    lanes zipped[LANES];
+#pragma GCC unroll 4
+    for (int32_t width = 1; width < LANES; width *= 2) {
+#pragma GCC unroll 8
+        for (int32_t i = 0; i < LANES / 2; i++) {
+            zipped[2 * i] = ZIP_LOW(square[i], square[i + LANES / 2]);
+            zipped[2 * i + 1] = ZIP_HIGH(square[i], square[i + LANES / 2]);
+        }
+#pragma GCC unroll 16
+        for (int32_t i = 0; i < LANES; i++)
+            square[i] = zipped[i];
+    }
+}
+
+/* ---- functions ---- */
+
 /* e^x within 2 units in the last place; 0 below -104, infinity above 88.73, NaN stays. */
 static inline lanes vector_exp(lanes x) {
     const lanes magic = splat(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer */
-    lanes bounded = smaller(larger(x, splat(-104.0f)), splat(89.0f));
+    lanes bounded = smaller(splat(89.0f), larger(splat(-104.0f), x)); /* NaN stays */
     lanes shifted = multiply_add(bounded, splat(1.44269504f), magic);
     lanes n = shifted - magic;
     lanes r = multiply_add(n, splat(-0.693145752f), bounded); /* ln 2 in two parts */
@@ -150,13 +196,16 @@ static inline lanes vector_exp(lanes x) {
     p = multiply_add(p, r, splat(1.0f / 6.0f));
     p = multiply_add(p, r, splat(0.5f));
     p = multiply_add(p, r * r, r) + 1.0f;
+#if defined(HAVE_AVX512)
+    return (lanes)_mm512_scalef_ps((__m512)p, (__m512)n);
+#else
     /* 2^n in two factors, for n reaches from -150 to 128 */
     int_lanes exponent = (int_lanes)shifted - (int_lanes)magic;
     int_lanes half = exponent >> 1;
     lanes first = (lanes)((half + 127) << 23);
     lanes second = (lanes)((exponent - half + 127) << 23);
-    lanes value = p * first * second;
-    return choose_lanes(x == x, value, x); /* NOLINT(misc-redundant-expression): false for NaN */
+    return p * first * second;
+#endif
 }
 
 static inline lanes vector_sigmoid(lanes x) {
