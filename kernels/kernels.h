@@ -125,7 +125,7 @@ struct stream; /* an order of work; the CPU backend's runs inline */
 
 struct kernels {
     const char *name;            /* "cpu" */
-    const char *instruction_set; /* "avx512", "avx2", "generic": part of what makes bits comparable */
+    const char *instruction_set; /* "avx512bf16", "avx2" ...: part of what makes bits comparable */
     int32_t threads;             /* threads used by one rank */
     /* Device memory is host memory: the host may use it in place once work is synchronized, and may pass its own memory
      * where device memory is asked for. copy_in and copy_out work all the same. */
@@ -261,7 +261,7 @@ struct kernels {
 };
 
 /* The CPU backend with `threads` threads (0: OpenMP's default), for the best instruction set this machine has, or
- * the one named ("generic", "avx2", "avx512"). *kernels is owned by the backend; kernels_cpu_free ends it.
+ * the one named ("generic", "avx2", "avx512", "avx512bf16"). *kernels is owned by the backend; kernels_cpu_free ends it.
  * ERROR_USAGE for a name this machine or build does not have. */
 MUST_CHECK enum result kernels_cpu_create(
     int32_t threads, const char *instruction_set, const struct kernels **kernels);

@@ -122,7 +122,7 @@ static void print_help(void) {
 }
 
 static void print_instruction_sets(void) {
-    static const char *const names[] = {"generic", "avx2", "avx512"};
+    static const char *const names[] = {"generic", "avx2", "avx512", "avx512bf16"};
     printf("cpu kernels:");
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         const struct kernels *kernels = NULL;

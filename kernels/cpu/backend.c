@@ -79,6 +79,9 @@ static void cpu_synchronize(struct stream *stream) {
 static enum result cpu_place(const struct kernels *self, const struct matrix *host, struct matrix *placed) {
     (void)self;
     *placed = *host;
+    if (host->columns > MOST_COLUMNS && (host->format != WEIGHT_F32 || host->columns % 128 != 0))
+        return fail(ERROR_INPUT, "a matrix of %d columns: the CPU kernels take up to %d", host->columns,
+            MOST_COLUMNS);
     return OK;
 }
 
@@ -125,6 +128,15 @@ struct instruction_set {
 
 #define DECLARE_SET(name) void PASTE_SET(fill_operations, name)(struct kernels * kernels)
 
+#ifdef HAVE_CPU_avx512bf16
+DECLARE_SET(avx512bf16);
+static bool supports_avx512bf16(void) {
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512vbmi") &&
+           __builtin_cpu_supports("avx512bf16");
+}
+#endif
 #ifdef HAVE_CPU_avx512
 DECLARE_SET(avx512);
 static bool supports_avx512(void) {
@@ -146,6 +158,9 @@ static bool supports_generic(void) {
 
 /* Best first. */
 static const struct instruction_set instruction_sets[] = {
+#ifdef HAVE_CPU_avx512bf16
+    {"avx512bf16", supports_avx512bf16, fill_operations_avx512bf16},
+#endif
 #ifdef HAVE_CPU_avx512
     {"avx512", supports_avx512, fill_operations_avx512},
 #endif
@@ -169,8 +184,8 @@ static enum result find_instruction_set(const char *name, const struct instructi
         }
     }
     return fail(ERROR_USAGE,
-        "instruction set \"%s\": %s; give avx512, avx2 or generic, or none for the best one", name,
-        is_known ? "this processor does not have it" : "this build does not have it");
+        "instruction set \"%s\": %s; give avx512bf16, avx512, avx2 or generic, or none for the best one",
+        name, is_known ? "this processor does not have it" : "this build does not have it");
 }
 
 enum result kernels_cpu_create(int32_t threads, const char *instruction_set, const struct kernels **kernels) {

@@ -10,6 +10,9 @@
 #include <stddef.h> /* size_t */
 #include <stdint.h> /* int32_t, int64_t */
 
+/* Columns of a matrix, unless it is float32 and they are a multiple of 128: place refuses more. */
+enum { MOST_COLUMNS = 16384 };
+
 /* Scratch areas of a stream. An operation uses areas of its own, so that one may call another. */
 enum scratch_area {
     SCRATCH_INPUT,   /* decoded input rows of products and experts */

@@ -39,7 +39,7 @@ void launch_option_rows(struct launch_options *options, struct option *row) {
             .kind = OPTION_TEXT,
             .value = &options->cpu_kernels,
             .placeholder = "NAME",
-            .help = "generic, avx2 or avx512 (default: the best this machine has)"},
+            .help = "generic, avx2, avx512 or avx512bf16 (default: the best this machine has)"},
         {.name = "deadline",
             .kind = OPTION_COUNT,
             .value = &options->deadline,

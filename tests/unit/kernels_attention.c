@@ -214,7 +214,7 @@ static void check_choices(struct choose_case *c, int32_t tokens) {
     size_t width = (size_t)(c->choice.top_k + c->choice.block_limit);
     int32_t *found = allocate_or_fail((size_t)tokens * width * 4);
     struct trial trial = {"choose", run_choose, c, tokens, width * 4, NULL, 0};
-    for (int32_t s = 0; s < 3; s++)
+    for (int32_t s = 0; s < INSTRUCTION_SETS; s++)
         if (check_set(&trial, instruction_set_names[s], (uint8_t *)found))
             for (int32_t t = 0; t < tokens; t++)
                 check_choice(c, t, found + (size_t)t * width);

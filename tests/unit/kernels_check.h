@@ -162,7 +162,9 @@ static inline void assert_same_in_pieces(const struct trial *trial, const struct
     }
 }
 
-static const char *const instruction_set_names[] = {"generic", "avx2", "avx512"};
+enum { INSTRUCTION_SETS = 4 };
+static const char *const instruction_set_names[INSTRUCTION_SETS] = {
+    "generic", "avx2", "avx512", "avx512bf16"};
 
 /* Checks one instruction set; false when this machine does not have it. `results`, when given, receives the bytes. */
 static inline bool check_set(const struct trial *trial, const char *set, uint8_t *results) {

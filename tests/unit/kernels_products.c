@@ -84,11 +84,13 @@ static void test_scales_at_the_ends(void **state) {
         float x[32] = {1};
         uint8_t codes[32] = {0x3a, 0x01, 0x80, 0x7e}, scales[1] = {ends[i]};
         struct product_case c = {encoded_rows(ROWS_F32, x, 1, 32), {codes, scales, WEIGHT_FP8_ROW, 1, 32}};
-        for (size_t s = 0; s < 3; s++) {
+        for (size_t s = 0; s < INSTRUCTION_SETS; s++) {
             float found;
             struct trial trial = {"product with an extreme scale", run_product, &c, 1, sizeof found, NULL, 0};
+            /* BF16 dot products know no denormal numbers: kernels/cpu/operations/bf16_decode.h */
+            bool is_bounded = strcmp(instruction_set_names[s], "avx512bf16") == 0 && ends[i] < 10;
             if (check_set(&trial, instruction_set_names[s], (uint8_t *)&found))
-                assert_true(found == (float)(1.25 * ldexp(1, ends[i] - 127)));
+                assert_true(found == (float)(1.25 * ldexp(1, (is_bounded ? 10 : ends[i]) - 127)));
         }
         free(c.x.data);
     }

@@ -105,7 +105,7 @@ static void test_encodings(void **state) {
         struct trial encode = {"encode", run_encode, &c, TOKENS, (size_t)row_bytes(encodings[e], N), NULL, 0};
         uint8_t *found = allocate_or_fail(TOKENS * N * 4), *same = allocate_or_fail(TOKENS * N * 4);
         assert_true(check_set(&encode, "generic", same));
-        for (int32_t s = 0; s < 3; s++) /* codes do not depend on the instruction set either */
+        for (int32_t s = 0; s < INSTRUCTION_SETS; s++) /* codes do not depend on the instruction set either */
             if (check_set(&encode, instruction_set_names[s], found))
                 assert_memory_equal(found, same, TOKENS * (size_t)row_bytes(encodings[e], N));
         free(found);
@@ -121,7 +121,7 @@ static void test_decoding_of_any_bytes(void **state) {
     static const enum row_encoding encodings[] = {ROWS_FP8, ROWS_FP4, ROWS_FP4_FINE};
     enum { N = 256, ROWS = 300 };
     for (int32_t e = 0; e < 3; e++)
-        for (size_t s = 0; s < 3; s++) {
+        for (size_t s = 0; s < INSTRUCTION_SETS; s++) {
             const struct kernels *kernels;
             struct stream *stream;
             if (kernels_cpu_create(1, instruction_set_names[s], &kernels) != OK)
@@ -631,7 +631,7 @@ static void test_route(void **state) {
                 .flag = normalized};
             struct routed routed[TOKENS];
             struct trial trial = {"route", run_route, &c, TOKENS, sizeof routed[0], NULL, 0};
-            for (int32_t s = 0; s < 3; s++)
+            for (int32_t s = 0; s < INSTRUCTION_SETS; s++)
                 if (check_set(&trial, instruction_set_names[s], (uint8_t *)routed))
                     for (int32_t t = 0; t < TOKENS; t++)
                         check_routed(&c, t, &routed[t]);
@@ -648,7 +648,7 @@ static void test_route_ties_and_nan(void **state) {
     struct rows_case c = {.experts = 6, .k = 3, .x = logits, .y = bias, .z = bias, .is_image = is_image};
     struct routed routed[2];
     struct trial trial = {"route with ties", run_route, &c, 2, sizeof routed[0], NULL, 0};
-    for (int32_t s = 0; s < 3; s++)
+    for (int32_t s = 0; s < INSTRUCTION_SETS; s++)
         if (check_set(&trial, instruction_set_names[s], (uint8_t *)routed)) {
             const int32_t lowest[3] = {0, 1, 2}, numbers[3] = {1, 3, 4};
             assert_memory_equal(routed[0].experts, lowest, sizeof lowest);

@@ -1,6 +1,8 @@
 /* The routed experts: gate and up, the clamped SwiGLU times the routing weight, rounding, down. */
 #include "kernels/cpu/operations/internal.h"
 
+enum { DOWN_ROWS = 64 }; /* outputs of one work item of the down projections; a multiple of GROUP */
+
 /* The pairs of one expert. */
 struct segment {
     int32_t begin, end;
@@ -11,9 +13,9 @@ struct experts_call {
     const struct expert_pairs *pairs;
     const struct expert_weights *experts;
     const struct segment *segments;
-    const float *const *input; /* [count]: decoded input row of each pair */
-    const float **hidden;      /* [count]: the pair's hidden row, padded */
-    int32_t inner, inner_padded;
+    struct inputs input;  /* [count]: prepared input row of each pair */
+    struct inputs hidden; /* [count]: the pair's prepared hidden row */
+    int32_t inner;
     float limit;
     bool is_rounded;
 };
@@ -28,7 +30,7 @@ static int32_t find_segments(const struct expert_pairs *pairs, struct segment *s
     return count;
 }
 
-/* hidden = silu(min(gate, limit)) * clamp(up) * weight over a tile of columns, in place of gate. */
+/* hidden = silu(min(gate, limit)) * clamp(up) * weight over a part of the columns, in place of gate. */
 static void activate(float *gate, const float *up, int32_t columns, float limit, float weight) {
     for (int32_t c = 0; c < columns; c += LANES) {
         int32_t count = columns - c;
@@ -38,59 +40,57 @@ static void activate(float *gate, const float *up, int32_t columns, float limit,
     }
 }
 
-/* Columns [row, row + rows) of the hidden rows of one expert's pairs. up: scratch of CHUNK rows. */
-static void hidden_tile(
-    const struct experts_call *call, const struct segment *segment, int32_t row, float *tile) {
-    enum { CHUNK = 64 };
-    float up[CHUNK * TILE_ROWS];
+/* Columns [row, row + PART_COLUMNS) of the hidden rows of one expert's pairs. */
+static void hidden_part(
+    const struct experts_call *call, const struct segment *segment, int32_t row, void *tile) {
+    enum { CHUNK = 48 };
+    float gate[CHUNK * PART_COLUMNS], up[CHUNK * PART_COLUMNS];
     const struct expert_weights *expert = &call->experts[call->pairs->expert[segment->begin]];
-    int32_t rows = least(TILE_ROWS, call->inner - row);
+    int32_t rows = least(PART_COLUMNS, call->inner - row);
     for (int32_t begin = segment->begin; begin < segment->end; begin += CHUNK) {
         int32_t count = least(CHUNK, segment->end - begin);
-        const float *const *x = call->input + begin;
-        float *gate = (float *)call->hidden[begin] + row;
-        FOR_SET(multiply_rows)(x, count, &expert->w1, row, rows, gate, call->inner_padded, tile);
-        FOR_SET(multiply_rows)(x, count, &expert->w3, row, rows, up, TILE_ROWS, tile);
+        FOR_SET(multiply_rows)
+        (&call->input, begin, count, &expert->w1, row, rows, gate, PART_COLUMNS, tile);
+        FOR_SET(multiply_rows)(&call->input, begin, count, &expert->w3, row, rows, up, PART_COLUMNS, tile);
         for (int32_t p = 0; p < count; p++) {
-            float *hidden = gate + (int64_t)p * call->inner_padded;
-            activate(hidden, up + p * TILE_ROWS, rows, call->limit, call->pairs->weight[begin + p]);
-            if (call->is_rounded)
-                round_row(ROWS_FP8, hidden, rows); /* TILE_ROWS is a multiple of GROUP */
-            if (row + rows == call->inner)
-                for (int32_t c = rows; row + c < call->inner_padded; c++)
-                    hidden[c] = 0;
+            float *values = gate + p * PART_COLUMNS;
+            activate(values, up + p * PART_COLUMNS, rows, call->limit, call->pairs->weight[begin + p]);
+            FOR_SET(prepare_part)
+            (expert->w2.format, call->hidden.is_bf16, call->is_rounded, values, row, rows,
+                (void *)call->hidden.rows[begin + p]);
         }
     }
 }
 
 static void down_tile(
-    const struct experts_call *call, const struct segment *segment, int32_t row, float *out, float *tile) {
+    const struct experts_call *call, const struct segment *segment, int32_t row, float *out, void *tile) {
     const struct matrix *w2 = &call->experts[call->pairs->expert[segment->begin]].w2;
     FOR_SET(multiply_rows)
-    (call->hidden + segment->begin, segment->end - segment->begin, w2, row, least(TILE_ROWS, w2->rows - row),
+    (&call->hidden, segment->begin, segment->end - segment->begin, w2, row, least(DOWN_ROWS, w2->rows - row),
         out + (int64_t)segment->begin * w2->rows + row, w2->rows, tile);
 }
 
-/* Input pointers by pair, and the hidden rows, in scratch. */
+/* Rows by pair: inputs, and room for the hidden ones. */
 static void prepare(struct stream *stream, const struct rows *x, struct experts_call *call) {
     const struct expert_pairs *pairs = call->pairs;
+    const struct expert_weights *first = &call->experts[pairs->expert[0]];
     int32_t rows = 0;
     for (int32_t p = 0; p < pairs->count; p++)
         rows = pairs->row[p] >= rows ? pairs->row[p] + 1 : rows;
-    const float *const *decoded = FOR_SET(input_rows)(stream, x, rows);
-    size_t count = (size_t)pairs->count;
-    float *hidden =
-        stream_scratch(stream, SCRATCH_HIDDEN, count * (size_t)call->inner_padded * sizeof(float));
+    struct inputs decoded = FOR_SET(prepare_inputs)(stream, x, rows, first->w1.format);
+    bool is_bf16 = FOR_SET(uses_bf16)(x->encoding, first->w2.format);
+    size_t count = (size_t)pairs->count, row_bytes = FOR_SET(prepared_bytes)(call->inner, is_bf16);
+    uint8_t *hidden = stream_scratch(stream, SCRATCH_HIDDEN, count * row_bytes);
     uint8_t *tasks =
-        stream_scratch(stream, SCRATCH_TASKS, count * (2 * sizeof(float *) + sizeof(struct segment)));
-    const float **input = (const float **)tasks;
-    call->hidden = (const float **)(tasks + count * sizeof(float *));
-    call->segments = (struct segment *)(tasks + 2 * count * sizeof(float *));
+        stream_scratch(stream, SCRATCH_TASKS, count * (2 * sizeof(void *) + sizeof(struct segment)));
+    const void **input = (const void **)tasks, **output = input + count;
+    call->segments = (struct segment *)(output + count);
     for (int32_t p = 0; p < pairs->count; p++) {
-        input[p] = decoded[pairs->row[p]];
-        call->hidden[p] = hidden + (int64_t)p * call->inner_padded;
+        input[p] = decoded.rows[pairs->row[p]];
+        output[p] = hidden + (size_t)p * row_bytes;
     }
-    call->input = input;
+    call->input = (struct inputs){input, decoded.is_bf16};
+    call->hidden = (struct inputs){output, is_bf16};
 }
 
 static void experts(struct stream *stream, const struct rows *x, const struct expert_pairs *pairs,
@@ -101,23 +101,22 @@ static void experts(struct stream *stream, const struct rows *x, const struct ex
     struct experts_call call = {.pairs = pairs,
         .experts = weights,
         .inner = first->w1.rows,
-        .inner_padded = round_up(first->w1.rows, LANES),
         .limit = limit,
         .is_rounded = x->encoding == ROWS_FP8};
     prepare(stream, x, &call);
     int32_t segments = find_segments(pairs, (struct segment *)call.segments);
-    int32_t hidden_tiles = (call.inner + TILE_ROWS - 1) / TILE_ROWS;
-    int32_t down_tiles = (first->w2.rows + TILE_ROWS - 1) / TILE_ROWS;
-    float *tiles = weight_tiles(stream);
+    int32_t hidden_parts = (call.inner + PART_COLUMNS - 1) / PART_COLUMNS;
+    int32_t down_tiles = (first->w2.rows + DOWN_ROWS - 1) / DOWN_ROWS;
+    uint8_t *tiles = weight_tiles(stream);
 #pragma omp parallel num_threads(stream->threads)
     {
-        float *tile = tiles + (int64_t)thread_number() * TILE_ROWS * BLOCK_COLUMNS;
+        uint8_t *tile = tiles + (int64_t)thread_number() * TILE_BYTES;
 #pragma omp for schedule(dynamic)
-        for (int32_t task = 0; task < segments * hidden_tiles; task++)
-            hidden_tile(&call, &call.segments[task / hidden_tiles], task % hidden_tiles * TILE_ROWS, tile);
+        for (int32_t task = 0; task < segments * hidden_parts; task++)
+            hidden_part(&call, &call.segments[task / hidden_parts], task % hidden_parts * PART_COLUMNS, tile);
 #pragma omp for schedule(dynamic)
         for (int32_t task = 0; task < segments * down_tiles; task++)
-            down_tile(&call, &call.segments[task / down_tiles], task % down_tiles * TILE_ROWS, out, tile);
+            down_tile(&call, &call.segments[task / down_tiles], task % down_tiles * DOWN_ROWS, out, tile);
     }
 }
 

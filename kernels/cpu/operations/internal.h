@@ -22,7 +22,7 @@ void FOR_SET(fill_choose)(struct kernels *kernels);
 void FOR_SET(fill_route)(struct kernels *kernels);
 void FOR_SET(fill_vision)(struct kernels *kernels);
 
-/* ---- dot products, the inner part of products, experts and attention (dots.c) ---- */
+/* ---- dot products of float32 rows (dots.c) ---- */
 
 enum {
     BLOCK_COLUMNS =
@@ -37,30 +37,55 @@ void FOR_SET(dot_tile)(const float *const *x, int32_t column, int32_t tokens, co
 
 struct weight_block; /* weights.h */
 
-/* The same on a block's packed weights, decoded in registers: for few tokens. */
-void FOR_SET(dot_packed)(const float *const *x, int32_t column, int32_t tokens,
-    const struct weight_block *block, int32_t rows, float *out, int64_t out_stride, bool add);
-
 /* Values of a block's first `rows` rows: out[r * stride + c], padded with zeros to a multiple of LANES. */
 void FOR_SET(decode_block)(const struct weight_block *block, int32_t rows, float *out, int64_t stride);
-
-/* Rows [row, row + rows) (at most TILE_ROWS) of w times the input rows x, each padded with zeros to a multiple of LANES:
- * out[t * out_stride + r]. tile: scratch of
- * TILE_ROWS * BLOCK_COLUMNS floats. */
-void FOR_SET(multiply_rows)(const float *const *x, int32_t tokens, const struct matrix *w, int32_t row,
-    int32_t rows, float *out, int64_t out_stride, float *tile);
 
 /* Decodes rows into the scratch area SCRATCH_INPUT, or leaves float32 rows of fitting shape where they are; pointers[t]
  * for t < tokens are the rows, padded with zeros to a multiple of LANES. The pointers lie in scratch too. */
 const float *const *FOR_SET(input_rows)(struct stream *stream, const struct rows *x, int32_t tokens);
 
+/* ---- products with packed weights (multiply_float.c, multiply_bf16.c) ----
+ *
+ * How input rows must lie in memory depends on the instruction set and on the weights: numbers of which type, columns
+ * in which order. prepare_inputs and prepare_part know; the other files only pass the rows on. */
+
+/* Rows prepared for products with weights of one format. */
+struct inputs {
+    const void *const *rows; /* [tokens] */
+    bool is_bf16;            /* BF16 numbers, else float32 */
+};
+
+enum { PART_COLUMNS = 128 }; /* columns prepared at once by prepare_part */
+
+/* Rows `x` prepared for weights of that format, in the scratch area SCRATCH_INPUT (or where they are). */
+struct inputs FOR_SET(prepare_inputs)(
+    struct stream *stream, const struct rows *x, int32_t tokens, enum weight_format format);
+
+/* Bytes of one prepared row, a multiple of 64. */
+size_t FOR_SET(prepared_bytes)(int32_t columns, bool is_bf16);
+
+/* Columns [column, column + count) of a row, column a multiple of PART_COLUMNS and count at most that: rounded to FP8
+ * (count is a multiple of GROUP then) if asked, and put into the prepared row, the rest of the part being zeros. values
+ * is overwritten. BF16 rows are always rounded. */
+void FOR_SET(prepare_part)(enum weight_format format, bool is_bf16, bool round, float *values, int32_t column,
+    int32_t count, void *row);
+
+/* Whether rows prepared with that encoding of x for that weight format hold BF16 numbers. */
+bool FOR_SET(uses_bf16)(enum row_encoding encoding, enum weight_format format);
+
+/* Rows [row, row + rows) of w times the prepared rows [token, token + tokens): out[t * out_stride + r], t and r counted from
+ * `token` and `row`. tile: this thread's part of weight_tiles. */
+void FOR_SET(multiply_rows)(const struct inputs *x, int32_t token, int32_t tokens, const struct matrix *w,
+    int32_t row, int32_t rows, float *out, int64_t out_stride, void *tile);
+
 void FOR_SET(product)(struct stream *stream, const struct rows *x, int32_t tokens, const struct matrix *w,
     float *out, int64_t out_stride); /* kernels.h */
 
-/* One tile of decoded weights per thread. */
-static inline float *weight_tiles(struct stream *stream) {
-    return stream_scratch(
-        stream, SCRATCH_WEIGHTS, (size_t)stream->threads * TILE_ROWS * BLOCK_COLUMNS * sizeof(float));
+enum { TILE_BYTES = 352 << 10 }; /* of a tile of decoded weights: four rows of MOST_COLUMNS and more */
+
+/* One tile of decoded weights per thread, TILE_BYTES each. */
+static inline uint8_t *weight_tiles(struct stream *stream) {
+    return stream_scratch(stream, SCRATCH_WEIGHTS, (size_t)stream->threads * TILE_BYTES);
 }
 
 /* ---- rows ---- */

@@ -4,26 +4,8 @@
 
 enum {
     CHUNK_TOKENS = 192, /* tokens of one work item: enough to pay for decoding its weights */
-    PACKED_TOKENS = 4,  /* up to so many, weights are decoded in registers */
+    TASK_ROWS = 64,     /* outputs of one work item; a multiple of GROUP */
 };
-
-/* ---- a tile of outputs ---- */
-
-void FOR_SET(multiply_rows)(const float *const *x, int32_t tokens, const struct matrix *w, int32_t row,
-    int32_t rows, float *out, int64_t out_stride, float *tile) {
-    for (int32_t column = 0; column < w->columns; column += BLOCK_COLUMNS) {
-        struct weight_block block;
-        open_block(w, row, rows, column, least(BLOCK_COLUMNS, w->columns - column), &block);
-        if (tokens <= PACKED_TOKENS) {
-            FOR_SET(dot_packed)(x, column, tokens, &block, rows, out, out_stride, column > 0);
-            continue;
-        }
-        FOR_SET(decode_block)(&block, rows, tile, BLOCK_COLUMNS);
-        FOR_SET(dot_tile)
-        (x, column, tokens, tile, BLOCK_COLUMNS, rows, round_up(block.columns, LANES), out, out_stride,
-            column > 0);
-    }
-}
 
 /* ---- inputs ---- */
 
@@ -53,60 +35,62 @@ const float *const *FOR_SET(input_rows)(struct stream *stream, const struct rows
 
 /* ---- operations ---- */
 
-void FOR_SET(product)(struct stream *stream, const struct rows *x, int32_t tokens, const struct matrix *w,
-    float *out, int64_t out_stride) {
-    if (tokens <= 0)
-        return;
-    const float *const *input = FOR_SET(input_rows)(stream, x, tokens);
-    float *tiles = weight_tiles(stream);
-    int32_t row_tiles = (w->rows + TILE_ROWS - 1) / TILE_ROWS;
+/* One product: what the threads share. */
+struct product_call {
+    struct inputs x; /* [groups, tokens] */
+    int32_t tokens, groups;
+    const struct matrix *w; /* [groups * group_rows, columns] */
+    float *out;
+    int64_t out_stride;
+};
+
+static void multiply(struct stream *stream, const struct product_call *call) {
+    const struct matrix *w = call->w;
+    int32_t tokens = call->tokens, group_rows = w->rows / call->groups;
+    uint8_t *tiles = weight_tiles(stream);
+    int32_t row_tasks = (group_rows + TASK_ROWS - 1) / TASK_ROWS;
     int32_t chunks = (tokens + CHUNK_TOKENS - 1) / CHUNK_TOKENS;
 #pragma omp parallel num_threads(                                                                            \
     stream->threads) if (is_worth_threads((int64_t)tokens * w->rows * w->columns))
     {
-        float *tile = tiles + (int64_t)thread_number() * TILE_ROWS * BLOCK_COLUMNS;
+        uint8_t *tile = tiles + (int64_t)thread_number() * TILE_BYTES;
 #pragma omp for schedule(dynamic)
-        for (int32_t task = 0; task < row_tiles * chunks; task++) {
-            int32_t row = task % row_tiles * TILE_ROWS;
-            int32_t token = task / row_tiles * CHUNK_TOKENS;
+        for (int32_t task = 0; task < call->groups * row_tasks * chunks; task++) {
+            int32_t row = task % row_tasks * TASK_ROWS;
+            int32_t group = task / row_tasks % call->groups;
+            int32_t token = task / row_tasks / call->groups * CHUNK_TOKENS;
+            int32_t first = group * group_rows + row;
             FOR_SET(multiply_rows)
-            (input + token, least(CHUNK_TOKENS, tokens - token), w, row, least(TILE_ROWS, w->rows - row),
-                out + token * out_stride + row, out_stride, tile);
+            (&call->x, group * tokens + token, least(CHUNK_TOKENS, tokens - token), w, first,
+                least(TASK_ROWS, group_rows - row), call->out + token * call->out_stride + first,
+                call->out_stride, tile);
         }
     }
+}
+
+void FOR_SET(product)(struct stream *stream, const struct rows *x, int32_t tokens, const struct matrix *w,
+    float *out, int64_t out_stride) {
+    if (tokens <= 0)
+        return;
+    struct product_call call = {
+        FOR_SET(prepare_inputs)(stream, x, tokens, w->format), tokens, 1, w, out, out_stride};
+    multiply(stream, &call);
 }
 
 static void grouped_product(struct stream *stream, const float *x, int32_t tokens, int32_t groups,
     const struct matrix *w, float *out) {
     if (tokens <= 0)
         return;
-    /* a row for each (group, token), so that the pointers of one group's tokens stand side by side */
-    const float **pointers =
-        stream_scratch(stream, SCRATCH_TASKS, (size_t)tokens * (size_t)groups * sizeof(float *));
     struct rows rows = {(void *)x, ROWS_F32, w->columns, (int64_t)w->columns * 4};
-    const float *const *input = FOR_SET(input_rows)(stream, &rows, tokens * groups);
+    struct inputs input = FOR_SET(prepare_inputs)(stream, &rows, tokens * groups, w->format);
+    /* so that the rows of one group's tokens stand side by side */
+    const void **pointers =
+        stream_scratch(stream, SCRATCH_TASKS, (size_t)tokens * (size_t)groups * sizeof(void *));
     for (int32_t g = 0; g < groups; g++)
         for (int32_t t = 0; t < tokens; t++)
-            pointers[g * tokens + t] = input[t * groups + g];
-    float *tiles = weight_tiles(stream);
-    int32_t group_rows = w->rows / groups;
-    int32_t row_tiles = (group_rows + TILE_ROWS - 1) / TILE_ROWS;
-    int32_t chunks = (tokens + CHUNK_TOKENS - 1) / CHUNK_TOKENS;
-#pragma omp parallel num_threads(                                                                            \
-    stream->threads) if (is_worth_threads((int64_t)tokens * w->rows * w->columns))
-    {
-        float *tile = tiles + (int64_t)thread_number() * TILE_ROWS * BLOCK_COLUMNS;
-#pragma omp for schedule(dynamic)
-        for (int32_t task = 0; task < groups * row_tiles * chunks; task++) {
-            int32_t group = task % groups;
-            int32_t row = task / groups % row_tiles * TILE_ROWS;
-            int32_t token = task / groups / row_tiles * CHUNK_TOKENS;
-            FOR_SET(multiply_rows)
-            (pointers + group * tokens + token, least(CHUNK_TOKENS, tokens - token), w,
-                group * group_rows + row, least(TILE_ROWS, group_rows - row),
-                out + (int64_t)token * w->rows + group * group_rows + row, w->rows, tile);
-        }
-    }
+            pointers[g * tokens + t] = input.rows[t * groups + g];
+    struct product_call call = {{pointers, input.is_bf16}, tokens, groups, w, out, w->rows};
+    multiply(stream, &call);
 }
 
 void FOR_SET(fill_products)(struct kernels *kernels) {

@@ -173,6 +173,24 @@ static inline void decode_last_step(
         decode_step(WEIGHT_BF16, padded, 0, NULL, out);
 }
 
+/* Calls a function with the block's format as a constant. */
+#define WITH_FORMAT(block, call)                                                                             \
+    switch ((block)->format) {                                                                               \
+    case WEIGHT_F32:                                                                                         \
+        call(WEIGHT_F32);                                                                                    \
+        break;                                                                                               \
+    case WEIGHT_BF16:                                                                                        \
+        call(WEIGHT_BF16);                                                                                   \
+        break;                                                                                               \
+    case WEIGHT_FP8_TILE:                                                                                    \
+    case WEIGHT_FP8_ROW:                                                                                     \
+        call(WEIGHT_FP8_ROW);                                                                                \
+        break;                                                                                               \
+    case WEIGHT_FP4_ROW:                                                                                     \
+        call(WEIGHT_FP4_ROW);                                                                                \
+        break;                                                                                               \
+    }
+
 /* ---- encoded rows ---- */
 
 static inline __attribute__((always_inline)) void store_step(float *to, const lanes *value) {
