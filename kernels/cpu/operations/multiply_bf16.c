@@ -449,6 +449,13 @@ static void multiply_tile(const void *const *x, bool is_bf16, int32_t tokens, in
     }
 }
 
+/* Asks for the next rows' codes, which then arrive while the decoded ones are multiplied. */
+static void prefetch_rows(const struct weight_rows *w, int32_t row, int32_t rows) {
+    const uint8_t *codes = w->codes + row * w->stride;
+    for (int64_t byte = 0; byte < rows * w->stride; byte += 64)
+        __builtin_prefetch(codes + byte, 0, 2);
+}
+
 void FOR_SET(multiply_rows)(const struct inputs *x, int32_t token, int32_t tokens, const struct matrix *w,
     int32_t row, int32_t rows, float *out, int64_t out_stride, void *memory) {
     struct tile *tile = memory;
@@ -470,6 +477,8 @@ void FOR_SET(multiply_rows)(const struct inputs *x, int32_t token, int32_t token
         } else {
             fill_tile(w->format, x->is_bf16, &weights, now, tile, stride);
         }
+        if (tokens <= SOME_TOKENS)
+            prefetch_rows(&weights, now, least(now, rows - r - now));
         multiply_tile(
             x->rows + token, x->is_bf16, tokens, w->columns, values, value_stride, now, out + r, out_stride);
     }
