@@ -1,7 +1,10 @@
 /* The routed experts: gate and up, the clamped SwiGLU times the routing weight, rounding, down. */
 #include "kernels/cpu/operations/internal.h"
 
-enum { DOWN_ROWS = 64 }; /* outputs of one work item of the down projections; a multiple of GROUP */
+enum {
+    CHUNK_PAIRS = 96, /* most pairs that meet a decoded tile of the first projections */
+    DOWN_ROWS = 64,   /* outputs of one work item of the down projections; a multiple of GROUP */
+};
 
 /* The pairs of one expert. */
 struct segment {
@@ -43,12 +46,13 @@ static void activate(float *gate, const float *up, int32_t columns, float limit,
 /* Columns [row, row + PART_COLUMNS) of the hidden rows of one expert's pairs. */
 static void hidden_part(
     const struct experts_call *call, const struct segment *segment, int32_t row, void *tile) {
-    enum { CHUNK = 48 };
-    float gate[CHUNK * PART_COLUMNS], up[CHUNK * PART_COLUMNS];
+    float gate[CHUNK_PAIRS * PART_COLUMNS], up[CHUNK_PAIRS * PART_COLUMNS];
     const struct expert_weights *expert = &call->experts[call->pairs->expert[segment->begin]];
     int32_t rows = least(PART_COLUMNS, call->inner - row);
-    for (int32_t begin = segment->begin; begin < segment->end; begin += CHUNK) {
-        int32_t count = least(CHUNK, segment->end - begin);
+    int32_t pairs = segment->end - segment->begin, chunks = (pairs + CHUNK_PAIRS - 1) / CHUNK_PAIRS;
+    int32_t share = (pairs + chunks - 1) / chunks; /* no small rest, for each chunk decodes the weights */
+    for (int32_t begin = segment->begin; begin < segment->end; begin += share) {
+        int32_t count = least(share, segment->end - begin);
         FOR_SET(multiply_rows)
         (&call->input, begin, count, &expert->w1, row, rows, gate, PART_COLUMNS, tile);
         FOR_SET(multiply_rows)(&call->input, begin, count, &expert->w3, row, rows, up, PART_COLUMNS, tile);

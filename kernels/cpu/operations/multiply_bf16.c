@@ -21,7 +21,8 @@ enum {
     FEW_TOKENS = 4,                 /* up to so many, weights are decoded in registers */
     SOME_TOKENS = 2 * MICRO_TOKENS, /* up to so many, a tile is small enough for the nearest cache */
     STEP_FLOAT_VECTORS = STEP_COLUMNS / LANES,
-    ROW_END = 64, /* bytes after a row of a tile: a stride of 2^n would crowd cache sets */
+    PREFETCH_BYTES = 1024, /* that few tokens ask for weights ahead, in each stream */
+    ROW_END = 64,          /* bytes after a row of a tile: a stride of 2^n would crowd cache sets */
 };
 
 enum { MOST_GROUPS = MOST_COLUMNS / GROUP };
@@ -195,9 +196,14 @@ static inline __attribute__((always_inline)) void few_micro(const enum weight_fo
                 sum[t][r] = splat(0);
         for (; c + STEP_COLUMNS <= end; c += STEP_COLUMNS)
 #pragma GCC unroll 4
-            for (int32_t r = 0; r < rows; r++)
-                few_step(format, is_bf16, w->codes[r] + code_bytes(format, c), w->lacking[r] + c / GROUP,
-                    w->exponents[r] + c / 64, &tables, input, c, &sum[0][r], tokens);
+            for (int32_t r = 0; r < rows; r++) {
+                const uint8_t *codes = w->codes[r] + code_bytes(format, c);
+#pragma GCC unroll 8
+                for (int32_t byte = 0; byte < code_bytes(format, STEP_COLUMNS); byte += 64)
+                    __builtin_prefetch(codes + PREFETCH_BYTES + byte);
+                few_step(format, is_bf16, codes, w->lacking[r] + c / GROUP, w->exponents[r] + c / 64, &tables,
+                    input, c, &sum[0][r], tokens);
+            }
         if (__builtin_expect(c < end, 0))
             for (int32_t r = 0; r < rows; r++) {
                 uint8_t padded[STEP_COLUMNS * sizeof(float)];
