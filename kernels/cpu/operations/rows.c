@@ -1,4 +1,5 @@
 /* Operations on rows: norms, encodings, rotation, activation, sums. */
+#include "kernels/cpu/operations/encode.h"
 #include "kernels/cpu/operations/internal.h"
 #include "kernels/cpu/operations/weights.h"
 
@@ -28,7 +29,7 @@ static void rms_norm(struct stream *stream, const float *x, int32_t tokens, int3
 static void encode(struct stream *stream, const float *x, int32_t tokens, const struct rows *out) {
 #pragma omp parallel for num_threads(stream->threads) if (is_worth_threads((int64_t)tokens * out->columns))
     for (int32_t t = 0; t < tokens; t++)
-        encode_row(out->encoding, x + (int64_t)t * out->columns, out->columns,
+        encode_row_fast(out->encoding, x + (int64_t)t * out->columns, out->columns,
             (uint8_t *)out->data + t * out->stride);
 }
 
@@ -43,7 +44,7 @@ static void round_rows(
     struct stream *stream, float *x, int32_t tokens, int32_t columns, enum row_encoding encoding) {
 #pragma omp parallel for num_threads(stream->threads) if (is_worth_threads((int64_t)tokens * columns))
     for (int32_t t = 0; t < tokens; t++)
-        round_row(encoding, x + (int64_t)t * columns, columns);
+        round_row_fast(encoding, x + (int64_t)t * columns, columns);
 }
 
 /* ---- rotation ---- */
@@ -118,7 +119,7 @@ static void store_rows(struct stream *stream, const float *x, int32_t tokens, co
 #pragma omp parallel for num_threads(stream->threads) if (is_worth_threads((int64_t)tokens * rows->columns))
     for (int32_t t = 0; t < tokens; t++)
         if (row[t] >= 0 && row[t] >= write_floor[sequence[t]])
-            encode_row(rows->encoding, x + (int64_t)t * rows->columns, rows->columns,
+            encode_row_fast(rows->encoding, x + (int64_t)t * rows->columns, rows->columns,
                 block_row(rows, tables, sequence[t], row[t]));
 }
 
