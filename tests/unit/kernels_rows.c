@@ -255,6 +255,34 @@ static void test_rotate(void **state) {
     free(x);
 }
 
+/* Turns that a stream keeps are not taken for those of other positions or frequencies in the same memory. */
+static void test_rotate_again(void **state) {
+    (void)state;
+    const struct kernels *kernels;
+    struct stream *stream;
+    float frequency[1];
+    int32_t positions[2];
+    struct rope rope = {2, frequency};
+    assert_int_equal(kernels_cpu_create(1, NULL, &kernels), OK);
+    assert_int_equal(kernels->stream_create(kernels, &stream), OK);
+    for (int32_t i = 0; i < 300; i++) {
+        float x[4] = {1, 0, 0, 1};
+        frequency[0] = i % 4 == 0 ? 0.5f : 0.25f;
+        positions[0] = i % 7;
+        positions[1] = i % 3 * 100;
+        int32_t tokens = 1 + i % 2;
+        kernels->rotate(stream, x, positions, tokens, 1, 2, &rope, i % 5 == 0);
+        for (int32_t t = 0; t < tokens; t++) {
+            double angle = positions[t] * (i % 5 == 0 ? -1 : 1) * (double)frequency[0];
+            double expected[2] = {t == 0 ? cos(angle) : -sin(angle), t == 0 ? sin(angle) : cos(angle)};
+            for (int32_t c = 0; c < 2; c++)
+                assert_true(fabs(x[2 * t + c] - expected[c]) < 1e-6);
+        }
+    }
+    kernels->stream_free(kernels, stream);
+    kernels_cpu_free(kernels);
+}
+
 /* ---- activation, combination, compression ---- */
 
 RUN(swiglu) {
@@ -736,6 +764,7 @@ int main(void) {
         cmocka_unit_test(test_decoding_of_any_bytes),
         cmocka_unit_test(test_embed),
         cmocka_unit_test(test_rotate),
+        cmocka_unit_test(test_rotate_again),
         cmocka_unit_test(test_swiglu),
         cmocka_unit_test(test_combine),
         cmocka_unit_test(test_compress_pairs),
