@@ -187,7 +187,7 @@ class Inputs:
                 url, body = make(i)
                 line = {"custom_id": f"request-{i:08}", "method": "POST", "url": url,
                         "body": {"model": "deepseek-v4.1-flash", **body}}
-                file.write(json.dumps(line, ensure_ascii=name == "escaped" or name == "han") + "\n")
+                file.write(json.dumps(line, ensure_ascii=name == "escaped") + "\n")
 
     def answer(self, name):
         """What a model writes from the place where it is asked on."""
@@ -213,7 +213,7 @@ CASES = {   # lines at scale 1
     "short": (50000, "prompts of 100 bytes"),
     "chat": (50000, "chat requests of 1 to 4 kB"),
     "escaped": (10000, "2 kB, quotes and dashes as \\u escapes"),
-    "han": (15000, "Chinese, as \\u escapes"),
+    "han": (15000, "Chinese, in UTF-8"),
     "documents": (600, "documents of 50 to 200 kB"),
     "tools": (10000, "a conversation with four tools"),
     "strict": (5000, "the same, to be called by their schemas"),

@@ -4,7 +4,7 @@
  *
  * KERNEL: product, experts, attend ... as in kernels.h; none: all. A row's limit is the one that binds: "read", when its bytes
  * at the read bandwidth take longer than its operations at their peak, else "bf16" (kernels that may use BF16 dot products,
- * with an instruction set that has them) or "fma". "cache": rows that come from caches, which no limit here bounds. Weights
+ * with an instruction set that has them), "byte" (dot products of FP4 codes as bytes) or "fma". "cache": rows that come from caches, which no limit here bounds. Weights
  * rotate through copies larger than the caches, in pages as a mapped file has them. Time: median of the calls.
  *
  * --json: a JSON line for each row instead. --processor-time: one thread, and its processor time instead of the wall clock's, for
@@ -29,7 +29,7 @@ static const double ENOUGH_SECONDS = 0.4, MOST_SECONDS = 3;
 struct bench {
     struct case_options cases;
     struct bench_limits limits;
-    bool has_dots; /* the instruction set multiplies BF16 pairs */
+    bool has_bf16_dots, has_byte_dots; /* the instruction set's kernels may use them */
     bool as_json;
     int32_t tokens[MOST_TOKEN_COUNTS], token_counts;
     char **wanted;
@@ -70,11 +70,13 @@ static const char *find_limit(const struct bench *bench, const struct bench_case
     *seconds = 0;
     if (one->arithmetic == CASE_CACHE)
         return "cache";
-    const bool has_dots = bench->has_dots && one->arithmetic == CASE_BF16_DOT;
-    const double arithmetic = one->flops / (has_dots ? bench->limits.bf16 : bench->limits.fma);
-    const double read = one->bytes / bench->limits.read_bytes;
+    const bool is_bf16 = bench->has_bf16_dots && one->arithmetic == CASE_BF16_DOT;
+    const bool is_byte = bench->has_byte_dots && one->arithmetic == CASE_BYTE_DOT;
+    const struct bench_limits *limits = &bench->limits;
+    const double arithmetic = one->flops / (is_bf16 ? limits->bf16 : is_byte ? limits->byte : limits->fma);
+    const double read = one->bytes / limits->read_bytes;
     *seconds = read > arithmetic ? read : arithmetic;
-    return read > arithmetic ? "read" : has_dots ? "bf16" : "fma";
+    return read > arithmetic ? "read" : is_bf16 ? "bf16" : is_byte ? "byte" : "fma";
 }
 
 static void measure(const struct bench *bench, struct bench_case *one, int32_t tokens) {
@@ -229,14 +231,15 @@ static void print_head(const struct bench *bench) {
     const struct bench_limits *limits = &bench->limits;
     if (bench->as_json)
         printf("{\"bench\":\"limits\",\"instruction_set\":\"%s\",\"threads\":%d,\"fma_gflops\":%.1f,"
-               "\"bf16_gflops\":%.1f,\"read_gbytes\":%.2f}\n",
+               "\"bf16_gflops\":%.1f,\"byte_gops\":%.1f,\"read_gbytes\":%.2f}\n",
             kernels->instruction_set, kernels->threads, limits->fma * 1e-9, limits->bf16 * 1e-9,
-            limits->read_bytes * 1e-9);
+            limits->byte * 1e-9, limits->read_bytes * 1e-9);
     else
         printf("instruction set %s, %d threads, %s time; limits: fma %.1f GFLOP/s, bf16 %.1f GFLOP/s%s, "
-               "read %.1f GB/s\n%-15s %-34s %6s %11s %9s %8s %6s %s\n",
+               "byte %.1f GOP/s, read %.1f GB/s\n%-15s %-34s %6s %11s %9s %8s %6s %s\n",
             kernels->instruction_set, kernels->threads, bench_clock == CLOCK_MONOTONIC ? "wall" : "processor",
-            limits->fma * 1e-9, limits->bf16 * 1e-9, bench->has_dots ? "" : " (not in this instruction set)",
+            limits->fma * 1e-9, limits->bf16 * 1e-9,
+            bench->has_bf16_dots ? "" : " (not in this instruction set)", limits->byte * 1e-9,
             limits->read_bytes * 1e-9, "kernel", "shape", "tokens", "microsec", "GFLOP/s", "GB/s", "share",
             "of limit");
     fflush(stdout);
@@ -257,7 +260,8 @@ int main(int argc, char **argv) {
     }
     const struct kernels *kernels = bench.cases.kernels;
     bench.limits = bench_measure_limits(kernels->threads);
-    bench.has_dots = strcmp(kernels->instruction_set, "avx512bf16") == 0 && bench.limits.bf16 > 0;
+    bench.has_bf16_dots = strcmp(kernels->instruction_set, "avx512bf16") == 0 && bench.limits.bf16 > 0;
+    bench.has_byte_dots = strcmp(kernels->instruction_set, "generic") != 0 && bench.limits.byte > 0;
     print_head(&bench);
     bench_products(&bench);
     bench_grouped_products(&bench);

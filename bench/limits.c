@@ -28,12 +28,12 @@ int main(int argc, char **argv) {
         threads = 1;
     for (int t = 1; t <= threads; t++) {
         struct bench_limits limits = bench_measure_limits(t);
-        printf(
-            as_json
-                ? "{\"bench\":\"limits\",\"threads\":%d,\"fma_gflops\":%.1f,\"bf16_gflops\":%.1f,\"read_"
-                  "gbytes\":%.2f}\n"
-                : "%3d threads: %8.1f GFLOP/s float32 FMA %8.1f GFLOP/s BF16 dot products %7.1f GB/s read\n",
-            t, limits.fma * 1e-9, limits.bf16 * 1e-9, limits.read_bytes * 1e-9);
+        printf(as_json
+                   ? "{\"bench\":\"limits\",\"threads\":%d,\"fma_gflops\":%.1f,\"bf16_gflops\":%.1f,"
+                     "\"byte_gops\":%.1f,\"read_gbytes\":%.2f}\n"
+                   : "threads %3d: float32 multiply-adds %.1f GFLOP/s, BF16 dot products %.1f GFLOP/s, byte "
+                     "dot products %.1f GOP/s, reads %.1f GB/s\n",
+            t, limits.fma * 1e-9, limits.bf16 * 1e-9, limits.byte * 1e-9, limits.read_bytes * 1e-9);
     }
     return 0;
 }

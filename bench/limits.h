@@ -1,5 +1,5 @@
-/* What this machine can do, measured in the same run as what is compared with it: the float32 multiply-add peak, the peak of
- * BF16 dot products and the read bandwidth. All are the best of several passes, so that they bound what a kernel can
+/* What this machine can do, measured in the same run as what is compared with it: the float32 multiply-add peak, the peaks of
+ * dot products of BF16 and of bytes, and the read bandwidth. All are the best of several passes, so that they bound what a kernel can
  * reach: a loop that is slower than the machine would flatter the kernels.
  */
 #ifndef NOCTURNE_BENCH_LIMITS_H
@@ -80,6 +80,29 @@ __attribute__((target("avx512f,avx512bf16"))) static inline double bench_dot_avx
     return (double)rounds * BENCH_SUMS * 32 * 2;
 }
 
+#define BENCH_BYTES_512(i) sums[i] = _mm512_dpbusd_epi32(sums[i], left, right);
+#define BENCH_BYTES_256(i)                                                                                   \
+    __asm__("" : "+x"(left)); /* or the product of two constants would be made once, outside the loop */     \
+    sums[i] = _mm256_add_epi32(sums[i], _mm256_madd_epi16(_mm256_maddubs_epi16(left, right), ones));
+
+/* The sums' content as numbers of their lanes doesn't matter. */
+#define BENCH_FILL_INTEGERS_512(x) _mm512_castps_si512(_mm512_set1_ps(x))
+#define BENCH_FILL_INTEGERS_256(x) _mm256_castps_si256(_mm256_set1_ps(x))
+
+__attribute__((target("avx512f,avx512vnni"))) static inline double bench_bytes_avx512vnni(
+    int64_t rounds, volatile float *sink) {
+    const __m512i left = _mm512_set1_epi8(1), right = left;
+    BENCH_LOOP(__m512i, BENCH_FILL_INTEGERS_512, BENCH_BYTES_512)
+    return (double)rounds * BENCH_SUMS * 64 * 2;
+}
+
+__attribute__((target("avx2"))) static inline double bench_bytes_avx2(int64_t rounds, volatile float *sink) {
+    __m256i left = _mm256_set1_epi8(1);
+    const __m256i right = left, ones = _mm256_set1_epi16(1);
+    BENCH_LOOP(__m256i, BENCH_FILL_INTEGERS_256, BENCH_BYTES_256)
+    return (double)rounds * BENCH_SUMS * 32 * 2;
+}
+
 #endif
 
 /* Any other processor: vectors of 16 bytes, or of two registers where there are 32 of them. */
@@ -138,6 +161,18 @@ static inline double bench_bf16_peak(int threads) {
 #if defined(__x86_64__)
     if (__builtin_cpu_supports("avx512bf16"))
         return bench_loop_rate(bench_dot_avx512bf16, threads);
+#endif
+    (void)threads;
+    return 0;
+}
+
+/* The same in dot products of bytes with 32-bit sums; 0 where there are no vectors of them. */
+static inline double bench_byte_peak(int threads) {
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx512vnni"))
+        return bench_loop_rate(bench_bytes_avx512vnni, threads);
+    if (__builtin_cpu_supports("avx2"))
+        return bench_loop_rate(bench_bytes_avx2, threads);
 #endif
     (void)threads;
     return 0;
@@ -260,13 +295,15 @@ static inline double bench_read_bandwidth(int threads) {
 
 /* Per second and for the number of threads they were measured with. */
 struct bench_limits {
-    double fma, bf16;  /* floating-point operations; bf16 0: no such dot products */
-    double read_bytes; /* from memory */
+    double fma, bf16, byte; /* operations; 0: the processor has no such dot products */
+    double read_bytes;      /* from memory */
 };
 
 static inline struct bench_limits bench_measure_limits(int threads) {
-    return (struct bench_limits){
-        bench_fma_peak(threads), bench_bf16_peak(threads), bench_read_bandwidth(threads)};
+    return (struct bench_limits){.fma = bench_fma_peak(threads),
+        .bf16 = bench_bf16_peak(threads),
+        .byte = bench_byte_peak(threads),
+        .read_bytes = bench_read_bandwidth(threads)};
 }
 
 #endif

@@ -119,7 +119,7 @@ struct bench_case *case_choose(
         .top_k = top_k,
         .block_size = 8,
         .block_limit = 1};
-    c->base.arithmetic = CASE_FMA;
+    c->base.arithmetic = CASE_BYTE_DOT;
     c->base.set_tokens = set_choose_tokens;
     c->base.call = call_choose;
     fill_attention(c, options, INDEX_COLUMNS);

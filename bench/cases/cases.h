@@ -18,6 +18,7 @@ enum case_arithmetic {
     CASE_CACHE, /* nothing that is measured: few operations a value, on rows in a cache */
     CASE_FMA,   /* float32 multiply-adds */
     CASE_BF16_DOT, /* BF16 dot products where the instruction set has them: both factors are codes that BF16 can hold */
+    CASE_BYTE_DOT, /* dot products of bytes where the instruction set has them: both factors are FP4 codes */
 };
 
 struct bench_case {

@@ -12,44 +12,55 @@
 
 enum {
     ALIGNMENT = 64,
-    MAPPED_OFFSET = 4096,     /* the header's page in front of a mapping */
+    PAGE = 4096,              /* in front of mapped memory: the header's */
     LEAST_MAPPED = 256 << 10, /* larger allocations are mapped, so that untouched pages cost nothing */
+    HUGE_PAGE = 2 << 20,      /* still larger ones begin at such a border and ask for huge pages */
 };
 
 /* Stands in the ALIGNMENT bytes before each allocation. */
 struct allocation_header {
+    void *base;
     size_t mapped; /* bytes of the mapping, 0: from aligned_alloc */
 };
 
 /* ---- memory ---- */
 
+static enum result allocate_mapped(size_t bytes, uint8_t **memory, struct allocation_header *header) {
+    size_t border = bytes >= HUGE_PAGE ? HUGE_PAGE : PAGE;
+    header->mapped = bytes + PAGE + border;
+    header->base = mmap(
+        NULL, header->mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (header->base == MAP_FAILED)
+        return fail_errno(ERROR_MEMORY,
+            "cannot reserve %zu bytes of memory; lower --kv-memory or use more "
+            "ranks",
+            bytes);
+    uintptr_t first = (uintptr_t)header->base + PAGE;
+    *memory = (uint8_t *)header->base + PAGE + (border - first % border) % border;
+    if (border == HUGE_PAGE)
+        (void)madvise(*memory, bytes / HUGE_PAGE * HUGE_PAGE, MADV_HUGEPAGE); /* a hint */
+    return OK;
+}
+
 static enum result cpu_allocate(const struct kernels *self, size_t bytes, void **memory) {
     (void)self;
     *memory = NULL;
-    if (bytes > SIZE_MAX - 2 * MAPPED_OFFSET)
+    if (bytes > SIZE_MAX - 2 * HUGE_PAGE)
         return fail(ERROR_MEMORY, "cannot allocate %zu bytes", bytes);
-    uint8_t *base;
-    size_t mapped = 0;
-    size_t offset = ALIGNMENT;
+    struct allocation_header header = {NULL, 0};
+    uint8_t *place = NULL;
     if (bytes >= LEAST_MAPPED) {
-        offset = MAPPED_OFFSET;
-        mapped = bytes + MAPPED_OFFSET;
-        base = mmap(NULL, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (base == MAP_FAILED)
-            return fail_errno(ERROR_MEMORY,
-                "cannot reserve %zu bytes of memory; lower --kv-memory or use more "
-                "ranks",
-                bytes);
+        TRY(allocate_mapped(bytes, &place, &header));
     } else {
         size_t rounded = (bytes + 2 * ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-        base = aligned_alloc(ALIGNMENT, rounded);
-        if (base == NULL)
+        header.base = aligned_alloc(ALIGNMENT, rounded);
+        if (header.base == NULL)
             return fail_errno(ERROR_MEMORY, "cannot allocate %zu bytes", bytes);
-        memset(base, 0, rounded);
+        memset(header.base, 0, rounded);
+        place = (uint8_t *)header.base + ALIGNMENT;
     }
-    struct allocation_header *header = (struct allocation_header *)(base + offset - ALIGNMENT);
-    header->mapped = mapped;
-    *memory = base + offset;
+    *(struct allocation_header *)(place - ALIGNMENT) = header;
+    *memory = place;
     return OK;
 }
 
@@ -57,12 +68,12 @@ static void cpu_release(const struct kernels *self, void *memory) {
     (void)self;
     if (memory == NULL)
         return;
-    const struct allocation_header *header = (const void *)((uint8_t *)memory - ALIGNMENT);
-    size_t mapped = header->mapped;
-    if (mapped > 0)
-        munmap((uint8_t *)memory - MAPPED_OFFSET, mapped);
+    const struct allocation_header header =
+        *(const struct allocation_header *)((uint8_t *)memory - ALIGNMENT);
+    if (header.mapped > 0)
+        munmap(header.base, header.mapped);
     else
-        free((uint8_t *)memory - ALIGNMENT);
+        free(header.base);
 }
 
 static void cpu_copy(struct stream *stream, void *to, const void *from, size_t bytes) {

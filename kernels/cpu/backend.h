@@ -13,17 +13,20 @@
 /* Columns of a matrix, unless it is float32 and they are a multiple of 128: place refuses more. */
 enum { MOST_COLUMNS = 16384 };
 
+enum { TURN_LISTS = 4 }; /* lists of positions whose sines and cosines a stream keeps */
+
 /* Scratch areas of a stream. An operation uses areas of its own, so that one may call another. */
 enum scratch_area {
-    SCRATCH_INPUT,   /* decoded input rows of products and experts */
-    SCRATCH_WEIGHTS, /* one tile of decoded weights per thread */
-    SCRATCH_HIDDEN,  /* experts: rounded hidden rows */
-    SCRATCH_TASKS,   /* lists of work items */
-    SCRATCH_ROWS,    /* decoded key/value rows */
-    SCRATCH_SCORES,  /* attention and index scores */
-    SCRATCH_TURNS,   /* sines and cosines */
-    SCRATCH_MIX,     /* products of the stream mixers */
-    SCRATCH_VISION,  /* queries, keys and transposed values of one image */
+    SCRATCH_INPUT,                             /* decoded input rows of products and experts */
+    SCRATCH_WEIGHTS,                           /* one tile of decoded weights per thread */
+    SCRATCH_HIDDEN,                            /* experts: rounded hidden rows */
+    SCRATCH_TASKS,                             /* lists of work items */
+    SCRATCH_ROWS,                              /* decoded key/value rows */
+    SCRATCH_SCORES,                            /* attention and index scores */
+    SCRATCH_TURNS,                             /* sines and cosines: one area per list, see rows.c */
+    SCRATCH_GRID = SCRATCH_TURNS + TURN_LISTS, /* sines and cosines of the grid of an image */
+    SCRATCH_MIX,                               /* products of the stream mixers */
+    SCRATCH_VISION,                            /* queries, keys and transposed values of one image */
     SCRATCH_AREAS,
 };
 
@@ -32,10 +35,18 @@ struct scratch {
     size_t bytes;
 };
 
-/* The CPU backend runs work inline: a stream is only the thread count and the scratch memory. */
+/* What area SCRATCH_TURNS + i holds. */
+struct turn_list {
+    int32_t tokens, dims; /* 0: nothing yet */
+    uint32_t used;        /* when it was used last */
+};
+
+/* The CPU backend runs work inline: a stream is the thread count, the scratch memory and what is kept in it. */
 struct stream {
     int32_t threads;
     struct scratch scratch[SCRATCH_AREAS];
+    struct turn_list turn_lists[TURN_LISTS];
+    uint32_t turn_uses;
 };
 
 /* At least `bytes` of 64-byte aligned memory, its content undefined; valid until the area is asked for again. Grows on

@@ -5,12 +5,13 @@
 #include "base/stopwatch.h"
 #include "cluster/group.h"
 
-#include <limits.h> /* INT_MAX */
-#include <sched.h>  /* sched_yield */
-#include <stdio.h>  /* snprintf */
-#include <stdlib.h> /* calloc, free */
-#include <string.h> /* memcpy */
-#include <time.h>   /* clock_gettime, nanosleep */
+#include <limits.h>       /* INT_MAX */
+#include <sched.h>        /* sched_yield */
+#include <stdio.h>        /* snprintf */
+#include <stdlib.h>       /* calloc, free */
+#include <string.h>       /* memcpy */
+#include <sys/resource.h> /* getrusage */
+#include <time.h>         /* clock_gettime, nanosleep */
 
 enum { TAG_DATA = 1, TAG_NOTE = 2 };
 
@@ -228,13 +229,29 @@ enum result group_poll(struct group *group, const char *what, int32_t count) {
 }
 
 /* MPI doesn't tell when it copies, but a look at the requests that takes this rank's processor for longer than this has moved
- * data; others take some tenths of a microsecond. */
+ * data; others take some tenths of a microsecond. On crowded cores MPI gives the core away in a look that finds nothing, which
+ * takes long too, but shows as a switch to another process. */
 static const double MOVING_SECONDS = 3e-6;
 
-static double processor_seconds(void) {
+struct moment {
+    double processor; /* seconds */
+    long switches;
+};
+
+static struct moment take_moment(const struct group *group) {
     struct timespec time;
+    struct rusage usage = {.ru_nivcsw = 0};
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
-    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+    if (group->crowded)
+        getrusage(RUSAGE_THREAD, &usage);
+    return (struct moment){
+        (double)time.tv_sec + 1e-9 * (double)time.tv_nsec, usage.ru_nvcsw + usage.ru_nivcsw};
+}
+
+/* Seconds between two moments if data moved. */
+static double moving_time(struct moment begin, struct moment end) {
+    double took = end.processor - begin.processor;
+    return took > MOVING_SECONDS && end.switches == begin.switches ? took : 0;
 }
 
 /* group_wait without its times; *moving gets the seconds in which data moved. */
@@ -242,10 +259,9 @@ static enum result wait_for_requests(struct group *group, const char *what, int3
     double start = cluster_now();
     bool told = false;
     for (int64_t step = group->crowded ? 1900 : 0;; step++) {
-        double begin = processor_seconds();
+        struct moment begin = take_moment(group);
         TRY(test_requests(group, what, count));
-        double took = processor_seconds() - begin;
-        *moving += took > MOVING_SECONDS ? took : 0;
+        *moving += moving_time(begin, take_moment(group));
         if (group->complete)
             return OK;
         pause_step(group, step);

@@ -32,9 +32,20 @@ bool bpe_add_merge(struct bpe *bpe, int32_t left, int32_t right, int32_t merged,
 /* ERROR_INPUT when a byte has no token of its own. */
 MUST_CHECK enum result bpe_finish(struct bpe *bpe);
 
+/* A piece of text whose place in the table is on its way into the cache. */
+struct bpe_piece {
+    const char *text;
+    size_t bytes;
+    uint64_t key;
+    size_t slot;
+};
+
+/* Begins to encode a piece: some calls ahead of bpe_encode, so that memory has time to answer. The text is not
+ * copied. */
+void bpe_look(const struct bpe *bpe, const char *text, size_t bytes, struct bpe_piece *piece);
 /* Appends the ids of a piece. Time n log n in its bytes; fails only for lack of memory, and only with
  * long pieces. */
-MUST_CHECK enum result bpe_encode_piece(
-    const struct bpe *bpe, const char *piece, size_t bytes, struct token_list *ids);
+MUST_CHECK enum result bpe_encode(
+    const struct bpe *bpe, const struct bpe_piece *piece, struct token_list *ids);
 
 #endif

@@ -14,6 +14,7 @@ enum {
     TOKEN_KNOWN = 1,   /* the id exists */
     TOKEN_SPECIAL = 2, /* left out of decoded text */
     TOKEN_ADDED = 4,   /* one of added_tokens */
+    PIECES_AHEAD = 16, /* looked up together */
 };
 
 struct added {
@@ -273,10 +274,16 @@ static enum result check_text(const char *text, size_t bytes) {
 
 static enum result encode_pieces(
     const struct tokenizer *tokenizer, const char *text, const char *end, struct token_list *ids) {
+    struct bpe_piece pieces[PIECES_AHEAD];
     while (text < end) {
-        const char *next = pretokenizer_next(text, end);
-        TRY(bpe_encode_piece(tokenizer->bpe, text, (size_t)(next - text), ids));
-        text = next;
+        int count = 0;
+        for (; text < end && count < PIECES_AHEAD; count++) {
+            const char *next = pretokenizer_next(text, end);
+            bpe_look(tokenizer->bpe, text, (size_t)(next - text), &pieces[count]);
+            text = next;
+        }
+        for (int i = 0; i < count; i++)
+            TRY(bpe_encode(tokenizer->bpe, &pieces[i], ids));
     }
     return OK;
 }

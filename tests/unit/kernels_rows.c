@@ -115,6 +115,47 @@ static void test_encodings(void **state) {
     free(x);
 }
 
+/* Codes and scales are those of encode_row on all instruction sets, for numbers of every size, ties, infinities and NaN. */
+static void test_encoding_of_any_numbers(void **state) {
+    (void)state;
+    static const enum row_encoding encodings[] = {ROWS_FP8, ROWS_FP4, ROWS_FP4_FINE};
+    enum { N = 256, ROWS = 400 };
+    float *x = random_floats(ROWS * N, 1);
+    for (int32_t r = 0; r < ROWS; r++)
+        for (int32_t i = 0; i < N; i++) {
+            float *value = &x[r * N + i];
+            if (r % 4 == 1) /* ties: few bits */
+                *value = ldexpf((float)(int32_t)(random_bits() % 65) - 32, (int32_t)(random_bits() % 10) - 8);
+            if (r % 4 == 2) /* any bits, now and then infinite or NaN */
+                *value = bits_float(random_bits());
+            if (r % 4 == 3) /* any size */
+                *value = ldexpf(*value, r % 260 - 140 + (int32_t)(random_bits() % 6));
+        }
+    for (int32_t e = 0; e < 3; e++)
+        for (size_t s = 0; s < sizeof instruction_set_names / sizeof instruction_set_names[0]; s++) {
+            const struct kernels *kernels;
+            struct stream *stream;
+            if (kernels_cpu_create(1, instruction_set_names[s], &kernels) != OK)
+                continue;
+            assert_int_equal(kernels->stream_create(kernels, &stream), OK);
+            int32_t stride = row_bytes(encodings[e], N);
+            uint8_t *bytes = allocate_or_fail((size_t)(ROWS * stride)), expected[N * sizeof(float)];
+            struct rows rows = {bytes, encodings[e], N, stride};
+            kernels->encode(stream, x, ROWS, &rows);
+            for (int32_t r = 0; r < ROWS; r++) {
+                encode_row(encodings[e], x + r * N, N, expected);
+                for (int32_t i = 0; i < stride; i++)
+                    if (bytes[r * stride + i] != expected[i])
+                        fail_msg("encoding %d, %s: row %d, byte %d: %d, expected %d", encodings[e],
+                            instruction_set_names[s], r, i, bytes[r * stride + i], expected[i]);
+            }
+            free(bytes);
+            kernels->stream_free(kernels, stream);
+            kernels_cpu_free(kernels);
+        }
+    free(x);
+}
+
 /* Any bytes decode to what the formats say, NaN codes and extreme scales among them. */
 static void test_decoding_of_any_bytes(void **state) {
     (void)state;
@@ -212,6 +253,34 @@ static void test_rotate(void **state) {
         free(expected);
     }
     free(x);
+}
+
+/* Turns that a stream keeps are not taken for those of other positions or frequencies in the same memory. */
+static void test_rotate_again(void **state) {
+    (void)state;
+    const struct kernels *kernels;
+    struct stream *stream;
+    float frequency[1];
+    int32_t positions[2];
+    struct rope rope = {2, frequency};
+    assert_int_equal(kernels_cpu_create(1, NULL, &kernels), OK);
+    assert_int_equal(kernels->stream_create(kernels, &stream), OK);
+    for (int32_t i = 0; i < 300; i++) {
+        float x[4] = {1, 0, 0, 1};
+        frequency[0] = i % 4 == 0 ? 0.5f : 0.25f;
+        positions[0] = i % 7;
+        positions[1] = i % 3 * 100;
+        int32_t tokens = 1 + i % 2;
+        kernels->rotate(stream, x, positions, tokens, 1, 2, &rope, i % 5 == 0);
+        for (int32_t t = 0; t < tokens; t++) {
+            double angle = positions[t] * (i % 5 == 0 ? -1 : 1) * (double)frequency[0];
+            double expected[2] = {t == 0 ? cos(angle) : -sin(angle), t == 0 ? sin(angle) : cos(angle)};
+            for (int32_t c = 0; c < 2; c++)
+                assert_true(fabs(x[2 * t + c] - expected[c]) < 1e-6);
+        }
+    }
+    kernels->stream_free(kernels, stream);
+    kernels_cpu_free(kernels);
 }
 
 /* ---- activation, combination, compression ---- */
@@ -691,9 +760,11 @@ int main(void) {
         cmocka_unit_test(test_backend),
         cmocka_unit_test(test_rms_norm),
         cmocka_unit_test(test_encodings),
+        cmocka_unit_test(test_encoding_of_any_numbers),
         cmocka_unit_test(test_decoding_of_any_bytes),
         cmocka_unit_test(test_embed),
         cmocka_unit_test(test_rotate),
+        cmocka_unit_test(test_rotate_again),
         cmocka_unit_test(test_swiglu),
         cmocka_unit_test(test_combine),
         cmocka_unit_test(test_compress_pairs),

@@ -5,6 +5,7 @@
  * dot product of a scale group is an integer, the groups are added in order; other keys are float32, summed over
  * their columns in order. Then heads are added in order. Scores are kept as order-preserving integers.
  */
+#include "kernels/cpu/operations/encode.h"
 #include "kernels/cpu/operations/internal.h"
 #include "kernels/cpu/operations/weights.h"
 
@@ -211,7 +212,7 @@ static void pack_query(const float *q, int32_t columns, uint8_t *packed) {
     uint8_t *starts = packed + columns, *factors = starts + columns / GROUP * sizeof(int32_t);
     for (int32_t g = 0; g < columns / GROUP; g++) {
         uint8_t codes[GROUP / 2], scale;
-        encode_fp4_group(q + g * GROUP, codes, &scale);
+        encode_fp4_step(q + g * GROUP, codes, &scale);
         __m128i pairs = _mm_loadu_si128((const __m128i *)codes);
         __m128i even = _mm_shuffle_epi8(values, _mm_and_si128(pairs, nibble));
         __m128i odd = _mm_shuffle_epi8(values, _mm_and_si128(_mm_srli_epi16(pairs, 4), nibble));

@@ -1,4 +1,5 @@
 /* Operations on rows: norms, encodings, rotation, activation, sums. */
+#include "kernels/cpu/operations/encode.h"
 #include "kernels/cpu/operations/internal.h"
 #include "kernels/cpu/operations/weights.h"
 
@@ -28,7 +29,7 @@ static void rms_norm(struct stream *stream, const float *x, int32_t tokens, int3
 static void encode(struct stream *stream, const float *x, int32_t tokens, const struct rows *out) {
 #pragma omp parallel for num_threads(stream->threads) if (is_worth_threads((int64_t)tokens * out->columns))
     for (int32_t t = 0; t < tokens; t++)
-        encode_row(out->encoding, x + (int64_t)t * out->columns, out->columns,
+        encode_row_fast(out->encoding, x + (int64_t)t * out->columns, out->columns,
             (uint8_t *)out->data + t * out->stride);
 }
 
@@ -43,40 +44,110 @@ static void round_rows(
     struct stream *stream, float *x, int32_t tokens, int32_t columns, enum row_encoding encoding) {
 #pragma omp parallel for num_threads(stream->threads) if (is_worth_threads((int64_t)tokens * columns))
     for (int32_t t = 0; t < tokens; t++)
-        round_row(encoding, x + (int64_t)t * columns, columns);
+        round_row_fast(encoding, x + (int64_t)t * columns, columns);
 }
 
 /* ---- rotation ---- */
 
-/* cos and sin of the float32 angles of one position, pair by pair; the inverse turn has the negative angle. */
-static void fill_turns(int32_t position, const struct rope *rope, bool inverse, float *turns) {
+/* The layers of a step turn the same positions by the same frequencies again and again, so a stream keeps the sines and
+ * cosines of the last TURN_LISTS lists of positions. What is kept is found by its values: frequencies and positions,
+ * which lie before the turns in a list's memory. */
+struct turns {
+    float *frequency;  /* [dims / 2] */
+    int32_t *position; /* [tokens] */
+    float *turn;       /* [tokens, dims]: cosine and sine, pair by pair */
+    bool is_filled;
+};
+
+static size_t turn_bytes(int32_t tokens, int32_t dims) {
+    return ((size_t)dims / 2 + (size_t)tokens + (size_t)tokens * (size_t)dims) * sizeof(float);
+}
+
+static struct turns open_turns(void *memory, int32_t tokens, int32_t dims, bool is_filled) {
+    float *frequency = memory;
+    int32_t *position = (int32_t *)(frequency + dims / 2);
+    return (struct turns){frequency, position, (float *)(position + tokens), is_filled};
+}
+
+/* The list of these positions, or the one that was not used for longest, made ready to be filled. */
+static struct turns find_turns(
+    struct stream *stream, const int32_t *positions, int32_t tokens, const struct rope *rope) {
+    size_t frequency_bytes = (size_t)rope->dims / 2 * sizeof(float);
+    size_t position_bytes = (size_t)tokens * sizeof *positions;
+    int32_t oldest = 0;
+    stream->turn_uses++;
+    for (int32_t i = 0; i < TURN_LISTS; i++) {
+        struct turn_list *list = &stream->turn_lists[i];
+        if (stream->turn_uses - list->used > stream->turn_uses - stream->turn_lists[oldest].used)
+            oldest = i;
+        if (list->tokens != tokens || list->dims != rope->dims)
+            continue;
+        enum scratch_area area = SCRATCH_TURNS + i;
+        struct turns turns = open_turns(stream->scratch[area].memory, tokens, rope->dims, true);
+        if (memcmp(turns.frequency, rope->frequency, frequency_bytes) != 0 ||
+            memcmp(turns.position, positions, position_bytes) != 0)
+            continue;
+        list->used = stream->turn_uses;
+        return turns;
+    }
+    enum scratch_area area = SCRATCH_TURNS + oldest;
+    void *memory = stream_scratch(stream, area, turn_bytes(tokens, rope->dims));
+    stream->turn_lists[oldest] = (struct turn_list){tokens, rope->dims, stream->turn_uses};
+    struct turns turns = open_turns(memory, tokens, rope->dims, false);
+    memcpy(turns.frequency, rope->frequency, frequency_bytes);
+    memcpy(turns.position, positions, position_bytes);
+    return turns;
+}
+
+/* cos and sin of the float32 angles of one position, pair by pair. */
+static void fill_turns(int32_t position, const struct rope *rope, float *turns) {
     for (int32_t i = 0; i < rope->dims / 2; i++) {
         float angle = (float)position * rope->frequency[i];
-        double exact = inverse ? -(double)angle : (double)angle;
-        turns[2 * i] = (float)cos(exact);
-        turns[2 * i + 1] = (float)sin(exact);
+        turns[2 * i] = (float)cos((double)angle);
+        turns[2 * i + 1] = (float)sin((double)angle);
     }
 }
 
-static void rotate_head(float *x, const float *turns, int32_t dims) {
-    for (int32_t i = 0; i < dims; i += 2) {
-        float a = x[i], b = x[i + 1], c = turns[i], s = turns[i + 1];
-        x[i] = a * c - b * s;
-        x[i + 1] = a * s + b * c;
+#if defined(HAVE_AVX512)
+#define EVEN_LANES(a) __builtin_shufflevector(a, a, 0, 0, 2, 2, 4, 4, 6, 6, 8, 8, 10, 10, 12, 12, 14, 14)
+#define ODD_LANES(a) __builtin_shufflevector(a, a, 1, 1, 3, 3, 5, 5, 7, 7, 9, 9, 11, 11, 13, 13, 15, 15)
+#define SWAPPED_LANES(a) __builtin_shufflevector(a, a, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14)
+#elif defined(HAVE_AVX2)
+#define EVEN_LANES(a) __builtin_shufflevector(a, a, 0, 0, 2, 2, 4, 4, 6, 6)
+#define ODD_LANES(a) __builtin_shufflevector(a, a, 1, 1, 3, 3, 5, 5, 7, 7)
+#define SWAPPED_LANES(a) __builtin_shufflevector(a, a, 1, 0, 3, 2, 5, 4, 7, 6)
+#else
+#define EVEN_LANES(a) __builtin_shufflevector(a, a, 0, 0, 2, 2)
+#define ODD_LANES(a) __builtin_shufflevector(a, a, 1, 1, 3, 3)
+#define SWAPPED_LANES(a) __builtin_shufflevector(a, a, 1, 0, 3, 2)
+#endif
+
+/* sign: -1 turns back, for the cosine of an angle is that of its negative and the sine its negative. */
+static void rotate_head(float *x, const float *turns, int32_t dims, float sign) {
+    lanes signs = splat(sign);
+    for (int32_t l = 0; l < LANES; l += 2)
+        signs[l] = -sign; /* pairs (a, b) become (a cos - b sin, b cos + a sin) */
+    for (int32_t i = 0; i < dims; i += LANES) {
+        lanes turn = load_part(turns + i, dims - i), value = load_part(x + i, dims - i);
+        lanes sine = ODD_LANES(turn) * signs;
+        store_part(x + i, value * EVEN_LANES(turn) + SWAPPED_LANES(value) * sine, dims - i);
     }
 }
 
 static void rotate(struct stream *stream, float *x, const int32_t *positions, int32_t tokens, int32_t heads,
     int32_t columns, const struct rope *rope, bool inverse) {
-    float *turns =
-        stream_scratch(stream, SCRATCH_TURNS, (size_t)stream->threads * (size_t)rope->dims * sizeof(float));
-#pragma omp parallel for num_threads(                                                                        \
-    stream->threads) if (is_worth_threads((int64_t)tokens * heads * rope->dims))
+    if (tokens <= 0)
+        return;
+    struct turns turns = find_turns(stream, positions, tokens, rope);
+    int64_t work = (int64_t)tokens * rope->dims * (heads + (turns.is_filled ? 0 : 32));
+#pragma omp parallel for num_threads(stream->threads) if (is_worth_threads(work))
     for (int32_t t = 0; t < tokens; t++) {
-        float *turn = turns + (int64_t)thread_number() * rope->dims;
-        fill_turns(positions[t], rope, inverse, turn);
+        float *turn = turns.turn + (int64_t)t * rope->dims;
+        if (!turns.is_filled)
+            fill_turns(positions[t], rope, turn);
         for (int32_t h = 0; h < heads; h++)
-            rotate_head(x + ((int64_t)t * heads + h + 1) * columns - rope->dims, turn, rope->dims);
+            rotate_head(x + ((int64_t)t * heads + h + 1) * columns - rope->dims, turn, rope->dims,
+                inverse ? -1.0f : 1.0f);
     }
 }
 
@@ -118,7 +189,7 @@ static void store_rows(struct stream *stream, const float *x, int32_t tokens, co
 #pragma omp parallel for num_threads(stream->threads) if (is_worth_threads((int64_t)tokens * rows->columns))
     for (int32_t t = 0; t < tokens; t++)
         if (row[t] >= 0 && row[t] >= write_floor[sequence[t]])
-            encode_row(rows->encoding, x + (int64_t)t * rows->columns, rows->columns,
+            encode_row_fast(rows->encoding, x + (int64_t)t * rows->columns, rows->columns,
                 block_row(rows, tables, sequence[t], row[t]));
 }
 

@@ -220,14 +220,28 @@ static inline float scalar_sigmoid(float x) {
     return vector_sigmoid(splat(x))[0];
 }
 
-/* Sum of squares of a row, in the order of sum_lanes. */
+enum { SQUARE_SUMS = 4 };
+
+/* The sum of four accumulators, each of which took every fourth vector of a row: one chain would wait for itself. */
+static inline float sum_squares(const lanes *total) {
+    return sum_lanes((total[0] + total[1]) + (total[2] + total[3]));
+}
+
+/* Sum of squares of a row. */
 static inline float sum_of_squares(const float *x, int32_t count) {
-    lanes total = {0};
-    for (int32_t c = 0; c < count; c += LANES) {
+    lanes total[SQUARE_SUMS] = {{0}};
+    int32_t c = 0;
+    for (; c + SQUARE_SUMS * LANES <= count; c += SQUARE_SUMS * LANES)
+#pragma GCC unroll 4
+        for (int32_t i = 0; i < SQUARE_SUMS; i++) {
+            lanes value = load(x + c + i * LANES);
+            total[i] = multiply_add(value, value, total[i]);
+        }
+    for (int32_t i = 0; c < count; c += LANES, i++) {
         lanes value = load_part(x + c, count - c);
-        total = multiply_add(value, value, total);
+        total[i] = multiply_add(value, value, total[i]);
     }
-    return sum_lanes(total);
+    return sum_squares(total);
 }
 
 #endif

@@ -42,7 +42,7 @@ static void rotate_grid(struct stream *stream, float *qkv, int32_t grid_rows, in
     int32_t heads, int32_t width, const float *frequency) {
     int32_t half = width / 2, quarter = width / 4;
     float *all =
-        stream_scratch(stream, SCRATCH_TURNS, (size_t)stream->threads * (size_t)width * sizeof(float));
+        stream_scratch(stream, SCRATCH_GRID, (size_t)stream->threads * (size_t)width * sizeof(float));
 #pragma omp parallel for num_threads(stream->threads)
     for (int32_t t = 0; t < grid_rows * grid_columns; t++) {
         float *turns = all + (int64_t)thread_number() * width;
