@@ -5,7 +5,7 @@
  * KERNEL: product, experts, attend ... as in kernels.h; none: all. A row's limit is the one that binds: "read", when its bytes
  * at the read bandwidth take longer than its operations at their peak, else "bf16" (kernels that may use BF16 dot products,
  * with an instruction set that has them), "byte" (dot products of FP4 codes as bytes) or "fma". "cache": rows that come from caches, which no limit here bounds. Weights
- * rotate through copies larger than the caches, in pages as a mapped file has them. Time: median of the calls.
+ * rotate through copies larger than the caches, in large pages, as placed weights. Time: median of the calls.
  *
  * --json: a JSON line for each row instead. --processor-time: one thread, and its processor time instead of the wall clock's, for
  * machines that others use too.

@@ -36,6 +36,30 @@ struct matrix {
     int32_t rows, columns;
 };
 
+/* Bytes of a matrix's values and of its scales. */
+static inline int64_t matrix_value_bytes(const struct matrix *w) {
+    int64_t cells = (int64_t)w->rows * w->columns;
+    switch (w->format) {
+    case WEIGHT_F32:
+        return cells * 4;
+    case WEIGHT_BF16:
+        return cells * 2;
+    case WEIGHT_FP8_TILE:
+    case WEIGHT_FP8_ROW:
+        return cells;
+    case WEIGHT_FP4_ROW:
+        return cells / 2;
+    }
+    return 0;
+}
+
+static inline int64_t matrix_scale_bytes(const struct matrix *w) {
+    int64_t blocks = (w->columns + 31) / 32;
+    if (w->format == WEIGHT_FP8_TILE)
+        return (w->rows + 31) / 32 * blocks;
+    return w->format == WEIGHT_FP8_ROW || w->format == WEIGHT_FP4_ROW ? w->rows * blocks : 0;
+}
+
 /* One routed expert. */
 struct expert_weights {
     struct matrix w1, w3, w2; /* gate and up [moe_intermediate, D], down [D, moe_intermediate] */
@@ -143,9 +167,13 @@ struct kernels {
     void (*copy)(
         struct stream *stream, void *to, const void *from, size_t bytes); /* device to device, no overlap */
     void (*synchronize)(struct stream *stream);
-    /* Makes a checkpoint's matrix usable on the device (upload or repack); `placed` stays valid as long as the
-     * host matrix's memory. */
-    enum result (*place)(const struct kernels *self, const struct matrix *host, struct matrix *placed);
+    /* Bytes of device memory that `place` needs for a matrix, a multiple of 64. */
+    int64_t (*placed_bytes)(const struct kernels *self, const struct matrix *host);
+    /* Makes a checkpoint's matrix usable on the device: copies it into `memory`, device memory of placed_bytes that must live
+     * as long as `placed`. memory NULL, where shares_host_memory is set: it is used where it lies, as long as that
+     * memory lives. ERROR_INPUT for a shape that the backend cannot multiply. */
+    enum result (*place)(
+        const struct kernels *self, const struct matrix *host, void *memory, struct matrix *placed);
 
     /* ---- products ---- */
     /* out[t * out_stride + r] = sum over c of x[t][c] * w[r][c], float32 sums in an order fixed per (t, r). */

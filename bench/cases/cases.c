@@ -15,26 +15,25 @@ static size_t round_up(size_t count, size_t step) {
 
 /* ---- memory ---- */
 
-static void *keep_block(struct bench_case *self, void *memory, size_t mapped) {
+static void *keep_block(struct bench_case *self, void *memory) {
     const int32_t most = (int32_t)(sizeof self->blocks / sizeof self->blocks[0]);
     if (memory == NULL || self->block_count == most) {
         fprintf(stderr, "bench: no memory for the inputs of %s %s\n", self->kernel, self->shape);
         exit(1);
     }
-    self->blocks[self->block_count].memory = memory;
-    self->blocks[self->block_count++].mapped = mapped;
+    self->blocks[self->block_count++] = memory;
     return memory;
 }
 
 void *case_memory(struct bench_case *self, size_t bytes) {
     size_t rounded = round_up(bytes, ALIGNMENT);
-    void *memory = keep_block(self, aligned_alloc(ALIGNMENT, rounded), 0);
+    void *memory = keep_block(self, aligned_alloc(ALIGNMENT, rounded));
     memset(memory, 0, rounded);
     return memory;
 }
 
 void *case_pages(struct bench_case *self, size_t bytes) {
-    return keep_block(self, bench_pages(bytes), bytes);
+    return keep_block(self, bench_pages(bytes));
 }
 
 static uint64_t random_state;
@@ -69,10 +68,7 @@ void case_call(struct bench_case *self, int32_t turn) {
 
 void case_free(struct bench_case *self) {
     for (int32_t i = 0; i < self->block_count; i++)
-        if (self->blocks[i].mapped > 0)
-            bench_pages_free(self->blocks[i].memory, self->blocks[i].mapped);
-        else
-            free(self->blocks[i].memory);
+        free(self->blocks[i]);
     free(self);
 }
 
@@ -174,7 +170,7 @@ struct matrix random_matrix(const struct kernels *kernels, uint8_t *memory, enum
     else
         fill_codes(memory, bytes);
     fill_scales(memory + bytes, scales);
-    if (kernels->place(kernels, &host, &placed) != OK) {
+    if (kernels->place(kernels, &host, NULL, &placed) != OK) {
         fprintf(stderr, "bench: %s\n", failure_message());
         exit(1);
     }

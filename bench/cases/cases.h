@@ -32,10 +32,7 @@ struct bench_case {
     struct stream *stream;
     void (*set_tokens)(struct bench_case *self, int32_t tokens);
     void (*call)(struct bench_case *self, int32_t turn);
-    struct {
-        void *memory;
-        size_t mapped; /* 0: from malloc */
-    } blocks[24];
+    void *blocks[24];
     int32_t block_count;
 };
 

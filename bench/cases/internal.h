@@ -11,7 +11,7 @@ void *case_new(size_t bytes, const struct case_options *options, const char *ker
 
 /* Memory that lives as long as the case, 64-byte aligned. */
 void *case_memory(struct bench_case *self, size_t bytes);
-/* The same in pages as a mapped file has them. */
+/* The same in large pages, as placed weights have. */
 void *case_pages(struct bench_case *self, size_t bytes);
 
 uint32_t random_bits(void);

@@ -86,13 +86,35 @@ static void cpu_synchronize(struct stream *stream) {
     (void)stream; /* work was done inline */
 }
 
-/* Weights are used where they lie. */
-static enum result cpu_place(const struct kernels *self, const struct matrix *host, struct matrix *placed) {
+/* ---- weights ---- */
+
+static int64_t whole_lines(int64_t bytes) {
+    return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+}
+
+static int64_t cpu_placed_bytes(const struct kernels *self, const struct matrix *host) {
+    (void)self;
+    return whole_lines(matrix_value_bytes(host)) + whole_lines(matrix_scale_bytes(host));
+}
+
+/* The kernels read the published layout. A copy in memory of its own has large pages, which is worth a fifth of the speed of
+ * reading, and lies near the cores that read it. */
+static enum result cpu_place(
+    const struct kernels *self, const struct matrix *host, void *memory, struct matrix *placed) {
     (void)self;
     *placed = *host;
     if (host->columns > MOST_COLUMNS && (host->format != WEIGHT_F32 || host->columns % 128 != 0))
         return fail(ERROR_INPUT, "a matrix of %d columns: the CPU kernels take up to %d", host->columns,
             MOST_COLUMNS);
+    if (memory == NULL)
+        return OK;
+    uint8_t *scales = (uint8_t *)memory + whole_lines(matrix_value_bytes(host));
+    memcpy(memory, host->values, (size_t)matrix_value_bytes(host));
+    placed->values = memory;
+    if (host->scales != NULL) {
+        memcpy(scales, host->scales, (size_t)matrix_scale_bytes(host));
+        placed->scales = scales;
+    }
     return OK;
 }
 
@@ -220,6 +242,7 @@ enum result kernels_cpu_create(int32_t threads, const char *instruction_set, con
     table->copy_out = cpu_copy;
     table->copy = cpu_copy;
     table->synchronize = cpu_synchronize;
+    table->placed_bytes = cpu_placed_bytes;
     table->place = cpu_place;
     set->fill(table);
     *kernels = table;

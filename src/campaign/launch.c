@@ -21,6 +21,11 @@ void launch_option_rows(struct launch_options *options, struct option *row) {
             .placeholder = "SIZE",
             .help = "key/value memory of a rank (default: a quarter of the machine's memory, shared by its "
                     "ranks)"},
+        {.name = "mapped-weights",
+            .kind = OPTION_FLAG,
+            .value = &options->mapped_weights,
+            .help = "share weights with other ranks in the page cache instead of copying them: slower, less "
+                    "memory"},
         {.name = "threads",
             .kind = OPTION_COUNT,
             .value = &options->threads,
@@ -143,6 +148,7 @@ enum result launch_open(struct launch *launch, const struct launch_options *opti
 enum result launch_model(
     struct launch *launch, const struct launch_options *options, struct model_options *model) {
     model->kernels = launch->kernels;
+    model->mapped_weights = options->mapped_weights;
     model->supernode = launch->ranks.supernode_group;
     model->context = checkpoint_config(launch->checkpoint)->max_position_embeddings;
     model->kv_bytes =

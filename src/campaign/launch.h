@@ -18,10 +18,10 @@
 struct launch_options {
     int64_t threads, supernode, deadline, kv_memory; /* 0: see the help texts */
     const char *cpu_kernels;
-    bool no_bind, quiet, verbose;
+    bool no_bind, mapped_weights, quiet, verbose;
 };
 
-enum { LAUNCH_OPTIONS = 8 };
+enum { LAUNCH_OPTIONS = 9 };
 /* Appends their rows to a command's table at `row`, which then ends with an empty row. */
 void launch_option_rows(struct launch_options *options, struct option *row);
 

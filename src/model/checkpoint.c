@@ -509,6 +509,15 @@ done:
     return status;
 }
 
+void checkpoint_forget_pages(const void *data, int64_t bytes) {
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), begin = (uintptr_t)data,
+              end = begin + (uintptr_t)bytes;
+    begin = (begin + page - 1) / page * page; /* whole pages only: the rest may be a neighbour's */
+    end = end / page * page;
+    if (begin < end)
+        (void)madvise((void *)begin, end - begin, MADV_DONTNEED); /* a hint */
+}
+
 void checkpoint_close(struct checkpoint *checkpoint) {
     if (!checkpoint)
         return;

@@ -59,6 +59,10 @@ const struct tensor *checkpoint_tensor(const struct checkpoint *checkpoint, cons
 MUST_CHECK enum result checkpoint_matrix(
     const struct checkpoint *checkpoint, const char *prefix, struct matrix *matrix);
 
+/* The process no longer counts the pages of mapped data that it has copied; they stay in the page cache and come back
+ * when they are read again. */
+void checkpoint_forget_pages(const void *data, int64_t bytes);
+
 /* The compressed Engram id of each token [vocab_size], owned by the checkpoint; NULL when the model has no Engram. Read
  * and range-checked from engram_token_map.json at opening. */
 const int32_t *checkpoint_engram_token_map(const struct checkpoint *checkpoint);

@@ -192,6 +192,8 @@ struct model {
     struct model_bytes bytes;
     void **allocations; /* all device memory of the step, released together */
     int32_t allocation_count, allocation_capacity;
+    uint8_t *weights_room; /* what is left of the newest allocation for weights */
+    int64_t weights_left;  /* bytes */
 };
 
 /* Device memory that lives as long as the model; counted as scratch. */

@@ -25,22 +25,35 @@ MUST_CHECK enum result model_allocate(struct model *model, size_t bytes, void *p
 
 /* ---- weights ---- */
 
-static int64_t matrix_bytes(const struct matrix *matrix) {
-    int64_t cells = (int64_t)matrix->rows * matrix->columns;
-    int64_t blocks = (matrix->columns + 31) / 32;
-    switch (matrix->format) {
-    case WEIGHT_F32:
-        return cells * 4;
-    case WEIGHT_BF16:
-        return cells * 2;
-    case WEIGHT_FP8_TILE:
-        return cells + (int64_t)((matrix->rows + 31) / 32) * blocks;
-    case WEIGHT_FP8_ROW:
-        return cells + matrix->rows * blocks;
-    case WEIGHT_FP4_ROW:
-        return cells / 2 + matrix->rows * blocks;
+enum {
+    WEIGHTS_CHUNK = 256 << 20
+}; /* bytes: placed weights share allocations, lest each has pages of its own */
+
+static enum result take_room(struct model *model, int64_t bytes, void **memory) {
+    if (model->weights_left < bytes) {
+        int64_t chunk = bytes > WEIGHTS_CHUNK ? bytes : WEIGHTS_CHUNK;
+        TRY(model_allocate(model, (size_t)chunk, &model->weights_room));
+        model->bytes.scratch -= chunk;
+        model->weights_left = chunk;
     }
-    return 0;
+    *memory = model->weights_room;
+    model->weights_room += bytes;
+    model->weights_left -= bytes;
+    return OK;
+}
+
+/* Copies a matrix to the device, unless it stays where the checkpoint is mapped. */
+static enum result place_matrix(struct model *model, const struct matrix *host, struct matrix *placed) {
+    const struct kernels *k = model->kernels;
+    if (k->shares_host_memory && model->options.mapped_weights)
+        return k->place(k, host, NULL, placed);
+    void *memory = NULL;
+    TRY(take_room(model, k->placed_bytes(k, host), &memory));
+    TRY(k->place(k, host, memory, placed));
+    checkpoint_forget_pages(host->values, matrix_value_bytes(host));
+    if (host->scales)
+        checkpoint_forget_pages(host->scales, matrix_scale_bytes(host));
+    return OK;
 }
 
 enum { NAME_BYTES = 160 };
@@ -61,8 +74,8 @@ static enum result place(
     va_end(arguments);
     struct matrix host;
     TRY(checkpoint_matrix(model->checkpoint, name, &host));
-    *bytes += matrix_bytes(&host);
-    return model->kernels->place(model->kernels, &host, placed);
+    *bytes += matrix_value_bytes(&host) + matrix_scale_bytes(&host);
+    return place_matrix(model, &host, placed);
 }
 
 /* The BF16 or F32 tensor of that name as values on the device. */
@@ -83,7 +96,7 @@ static enum result place_values(struct model *model, const void *values, const c
         .rows = tensor->dimensions > 1 ? (int32_t)tensor->shape[0] : 1,
         .columns = (int32_t)columns};
     struct matrix placed;
-    TRY(model->kernels->place(model->kernels, &host, &placed));
+    TRY(place_matrix(model, &host, &placed));
     model->bytes.dense += tensor->bytes;
     *(const void **)values = placed.values;
     return OK;
@@ -161,6 +174,17 @@ static enum result place_engram(struct model *model, struct layer_weights *w, in
     return place_values(model, &w->engram.k_weight, "layers.%d.engram.k_weight", l);
 }
 
+/* Only rows that tokens look up are read, so a mapped table stays where it is. */
+static enum result place_embed(struct model *model) {
+    const struct kernels *k = model->kernels;
+    struct matrix host;
+    if (!k->shares_host_memory)
+        return place(model, &model->bytes.dense, &model->embed, "embed");
+    TRY(checkpoint_matrix(model->checkpoint, "embed", &host));
+    model->bytes.dense += matrix_value_bytes(&host);
+    return k->place(k, &host, NULL, &model->embed);
+}
+
 static enum result place_layers(struct model *model) {
     const struct model_config *c = model->config;
     int32_t slot = 0;
@@ -178,7 +202,7 @@ static enum result place_layers(struct model *model) {
         if (slot < c->engram_layers && c->engram_layer_ids[slot] == l)
             TRY(place_engram(model, w, l, slot++));
     }
-    TRY(place(model, &model->bytes.dense, &model->embed, "embed"));
+    TRY(place_embed(model));
     TRY(place(model, &model->bytes.dense, &model->head, "head"));
     return place_values(model, &model->final_norm, "norm.weight");
 }

@@ -23,6 +23,8 @@ struct model_options {
     int32_t step_sequences; /* most sequences in one step */
     int32_t context;        /* longest sequence that will be run; <= max_position_embeddings */
     int64_t kv_bytes;       /* budget for key/value blocks */
+    bool
+        mapped_weights; /* use weights where the checkpoint is mapped, if the device can, instead of copies */
 };
 
 struct model;

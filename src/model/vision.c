@@ -57,7 +57,7 @@ static enum result place_vector(struct vision *vision, const char *name, bool op
     const struct matrix host = {
         .values = tensor->data, .format = WEIGHT_BF16, .rows = 1, .columns = (int32_t)tensor->shape[0]};
     struct matrix placed;
-    TRY(vision->kernels->place(vision->kernels, &host, &placed));
+    TRY(vision->kernels->place(vision->kernels, &host, NULL, &placed));
     vision->weight_bytes += tensor->bytes;
     *values = placed.values;
     return OK;
@@ -74,7 +74,7 @@ static enum result place_part(
     TRY(place_vector(vision, name, true, &bias));
     host.rows /= parts;
     host.values = (const uint16_t *)host.values + (int64_t)part * host.rows * host.columns;
-    TRY(vision->kernels->place(vision->kernels, &host, &linear->weight));
+    TRY(vision->kernels->place(vision->kernels, &host, NULL, &linear->weight));
     vision->weight_bytes += (int64_t)host.rows * host.columns * 2;
     linear->bias = bias ? (const uint16_t *)bias + part * host.rows : NULL;
     return OK;
