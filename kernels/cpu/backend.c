@@ -167,7 +167,7 @@ static bool supports_avx512bf16(void) {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
            __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512vbmi") &&
-           __builtin_cpu_supports("avx512bf16");
+           __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16");
 }
 #endif
 #ifdef HAVE_CPU_avx512

@@ -192,8 +192,8 @@ struct model {
     struct model_bytes bytes;
     void **allocations; /* all device memory of the step, released together */
     int32_t allocation_count, allocation_capacity;
-    uint8_t *weights_room; /* what is left of the newest allocation for weights */
-    int64_t weights_left;  /* bytes */
+    uint8_t *weights_room;                 /* what is left of the newest allocation for weights */
+    int64_t weights_left, weights_touched; /* bytes of it, and of its beginning that have pages */
 };
 
 /* Device memory that lives as long as the model; counted as scratch. */

@@ -26,8 +26,20 @@ MUST_CHECK enum result model_allocate(struct model *model, size_t bytes, void *p
 /* ---- weights ---- */
 
 enum {
-    WEIGHTS_CHUNK = 256 << 20
-}; /* bytes: placed weights share allocations, lest each has pages of its own */
+    WEIGHTS_CHUNK = 256 << 20, /* bytes: placed weights share allocations, lest each has pages of its own */
+    TOUCHED_SLICE = 16 << 20,
+    LARGE_PAGE = 2 << 20,
+};
+
+/* Clearing fresh pages takes longer than filling them, so all threads take part before one copies. */
+static void touch_slice(struct model *model) {
+    int64_t bytes = model->weights_left < TOUCHED_SLICE ? model->weights_left : TOUCHED_SLICE;
+    uint8_t *slice = model->weights_room;
+#pragma omp parallel for num_threads(model->kernels->threads) schedule(dynamic)
+    for (int64_t at = 0; at < bytes; at += LARGE_PAGE)
+        *(volatile uint8_t *)(slice + at) = 0;
+    model->weights_touched = bytes;
+}
 
 static enum result take_room(struct model *model, int64_t bytes, void **memory) {
     if (model->weights_left < bytes) {
@@ -35,10 +47,14 @@ static enum result take_room(struct model *model, int64_t bytes, void **memory) 
         TRY(model_allocate(model, (size_t)chunk, &model->weights_room));
         model->bytes.scratch -= chunk;
         model->weights_left = chunk;
+        model->weights_touched = 0;
     }
+    if (model->weights_touched < bytes && model->kernels->shares_host_memory)
+        touch_slice(model);
     *memory = model->weights_room;
     model->weights_room += bytes;
     model->weights_left -= bytes;
+    model->weights_touched -= bytes;
     return OK;
 }
 
