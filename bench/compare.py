@@ -17,6 +17,7 @@ import json
 import os
 import pathlib
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
@@ -144,6 +145,7 @@ def main():
         arguments.threads = 1
     if not (arguments.build / "bench" / "bench-model").exists():
         parser.error(f"no bench/bench-model in {arguments.build}: build with -DNOCTURNE_BENCH=ON and give --build")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the running engine and removes the temporary folder
     problems = []
     print(f"{processor()}, {os.cpu_count()} processors")
     if arguments.checkpoint:

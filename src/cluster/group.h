@@ -60,7 +60,7 @@ MUST_CHECK enum result group_begin(struct group *group, const char *what, int64_
 /* Waits until the first `count` of group->requests are complete; their statuses are in group->statuses. At the deadline the
  * run is aborted. The stopwatch counts it as waiting, but for the time in which data moved. */
 MUST_CHECK enum result group_wait(struct group *group, const char *what, int32_t count);
-/* Lets the first `count` requests go on without waiting for them; group_wait must follow. */
+/* Lets the first `count` requests go on without waiting for them, unless cores are crowded; group_wait must follow. */
 MUST_CHECK enum result group_poll(struct group *group, const char *what, int32_t count);
 
 /* Adds one message to the requests of the call. */

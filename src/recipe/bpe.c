@@ -249,6 +249,7 @@ static inline void merge_at(const struct bpe *bpe, struct short_piece *piece, ui
 static size_t begin_short(
     const struct bpe *bpe, const unsigned char *text, size_t bytes, struct short_piece *piece) {
     size_t count = 0, length = 0, before = 0;
+    piece->starts = 0;
     for (size_t at = 0; at < bytes; at += length, count++) {
         if (count == SHORT_PIECE)
             return 0;
@@ -257,9 +258,9 @@ static size_t begin_short(
             set_merge(piece, (unsigned)count - 1,
                 before == 1 && length == 1 ? bpe->byte_pairs[text[at - 1] << 8 | text[at]]
                                            : find_merge(bpe, piece->ids[count - 1], id));
+        piece->starts |= (uint64_t)1 << count;
         before = length;
     }
-    piece->starts = ~(uint64_t)0 >> (SHORT_PIECE - count);
     return count;
 }
 
@@ -395,6 +396,8 @@ done:
 
 static enum result merge_piece(
     const struct bpe *bpe, const char *piece, size_t bytes, struct token_list *ids) {
+    if (!bytes)
+        return OK;
     int32_t merged[SHORT_PIECE];
     size_t count = 0;
     if (bytes <= SHORT_PIECE * CHARACTER_BYTES)
