@@ -2,8 +2,9 @@
 #include "kernels/cpu/operations/internal.h"
 
 enum {
-    CHUNK_PAIRS = 96, /* most pairs that meet a decoded tile of the first projections */
-    DOWN_ROWS = 64,   /* outputs of one work item of the down projections; a multiple of GROUP */
+    HIDDEN_VALUES = 96 * PART_COLUMNS, /* outputs of a first projection that wait for the activation */
+    DOWN_ROWS = 64,                    /* least outputs of one work item of the down projections */
+    ITEMS_PER_THREAD = 3,              /* for few tokens: enough to even out, few enough to be long */
 };
 
 /* The pairs of one expert. */
@@ -43,34 +44,34 @@ static void activate(float *gate, const float *up, int32_t columns, float limit,
     }
 }
 
-/* Columns [row, row + PART_COLUMNS) of the hidden rows of one expert's pairs. */
-static void hidden_part(
-    const struct experts_call *call, const struct segment *segment, int32_t row, void *tile) {
-    float gate[CHUNK_PAIRS * PART_COLUMNS], up[CHUNK_PAIRS * PART_COLUMNS];
+/* Columns [row, row + rows) of the hidden rows of one expert's pairs; row is a multiple of PART_COLUMNS. */
+static void hidden_columns(
+    const struct experts_call *call, const struct segment *segment, int32_t row, int32_t rows, void *tile) {
+    float gate[HIDDEN_VALUES], up[HIDDEN_VALUES];
     const struct expert_weights *expert = &call->experts[call->pairs->expert[segment->begin]];
-    int32_t rows = least(PART_COLUMNS, call->inner - row);
-    int32_t pairs = segment->end - segment->begin, chunks = (pairs + CHUNK_PAIRS - 1) / CHUNK_PAIRS;
+    int32_t pairs = segment->end - segment->begin, most = HIDDEN_VALUES / rows;
+    int32_t chunks = (pairs + most - 1) / most;
     int32_t share = (pairs + chunks - 1) / chunks; /* no small rest, for each chunk decodes the weights */
     for (int32_t begin = segment->begin; begin < segment->end; begin += share) {
         int32_t count = least(share, segment->end - begin);
-        FOR_SET(multiply_rows)
-        (&call->input, begin, count, &expert->w1, row, rows, gate, PART_COLUMNS, tile);
-        FOR_SET(multiply_rows)(&call->input, begin, count, &expert->w3, row, rows, up, PART_COLUMNS, tile);
+        FOR_SET(multiply_rows)(&call->input, begin, count, &expert->w1, row, rows, gate, rows, tile);
+        FOR_SET(multiply_rows)(&call->input, begin, count, &expert->w3, row, rows, up, rows, tile);
         for (int32_t p = 0; p < count; p++) {
-            float *values = gate + p * PART_COLUMNS;
-            activate(values, up + p * PART_COLUMNS, rows, call->limit, call->pairs->weight[begin + p]);
-            FOR_SET(prepare_part)
-            (expert->w2.format, call->hidden.is_bf16, call->is_rounded, values, row, rows,
-                (void *)call->hidden.rows[begin + p]);
+            float *values = gate + p * rows;
+            activate(values, up + p * rows, rows, call->limit, call->pairs->weight[begin + p]);
+            for (int32_t c = 0; c < rows; c += PART_COLUMNS)
+                FOR_SET(prepare_part)
+            (expert->w2.format, call->hidden.is_bf16, call->is_rounded, values + c, row + c,
+                least(PART_COLUMNS, rows - c), (void *)call->hidden.rows[begin + p]);
         }
     }
 }
 
-static void down_tile(
-    const struct experts_call *call, const struct segment *segment, int32_t row, float *out, void *tile) {
+static void down_rows(const struct experts_call *call, const struct segment *segment, int32_t row,
+    int32_t rows, float *out, void *tile) {
     const struct matrix *w2 = &call->experts[call->pairs->expert[segment->begin]].w2;
     FOR_SET(multiply_rows)
-    (&call->hidden, segment->begin, segment->end - segment->begin, w2, row, least(DOWN_ROWS, w2->rows - row),
+    (&call->hidden, segment->begin, segment->end - segment->begin, w2, row, rows,
         out + (int64_t)segment->begin * w2->rows + row, w2->rows, tile);
 }
 
@@ -109,18 +110,27 @@ static void experts(struct stream *stream, const struct rows *x, const struct ex
         .is_rounded = x->encoding == ROWS_FP8};
     prepare(stream, x, &call);
     int32_t segments = find_segments(pairs, (struct segment *)call.segments);
-    int32_t hidden_parts = (call.inner + PART_COLUMNS - 1) / PART_COLUMNS;
-    int32_t down_tiles = (first->w2.rows + DOWN_ROWS - 1) / DOWN_ROWS;
+    bool has_few = pairs->count <= FEW_TOKENS * segments;
+    int32_t inner = call.inner, outer = first->w2.rows;
+    int32_t hidden =
+        least(item_rows(has_few, inner, segments, ITEMS_PER_THREAD * stream->threads, PART_COLUMNS),
+            HIDDEN_VALUES / PART_COLUMNS * PART_COLUMNS);
+    int32_t down = item_rows(has_few, outer, segments, ITEMS_PER_THREAD * stream->threads, DOWN_ROWS);
+    int32_t hidden_items = (inner + hidden - 1) / hidden, down_items = (outer + down - 1) / down;
     uint8_t *tiles = weight_tiles(stream);
 #pragma omp parallel num_threads(stream->threads)
     {
         uint8_t *tile = tiles + (int64_t)thread_number() * TILE_BYTES;
 #pragma omp for schedule(dynamic)
-        for (int32_t task = 0; task < segments * hidden_parts; task++)
-            hidden_part(&call, &call.segments[task / hidden_parts], task % hidden_parts * PART_COLUMNS, tile);
+        for (int32_t item = 0; item < segments * hidden_items; item++) {
+            int32_t row = item % hidden_items * hidden;
+            hidden_columns(&call, &call.segments[item / hidden_items], row, least(hidden, inner - row), tile);
+        }
 #pragma omp for schedule(dynamic)
-        for (int32_t task = 0; task < segments * down_tiles; task++)
-            down_tile(&call, &call.segments[task / down_tiles], task % down_tiles * DOWN_ROWS, out, tile);
+        for (int32_t item = 0; item < segments * down_items; item++) {
+            int32_t row = item % down_items * down;
+            down_rows(&call, &call.segments[item / down_items], row, least(down, outer - row), out, tile);
+        }
     }
 }
 

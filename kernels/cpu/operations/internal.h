@@ -55,7 +55,18 @@ struct inputs {
     bool is_bf16;            /* BF16 numbers, else float32 */
 };
 
-enum { PART_COLUMNS = 128 }; /* columns prepared at once by prepare_part */
+enum {
+    PART_COLUMNS = 128, /* columns prepared at once by prepare_part */
+    FEW_TOKENS = 4,     /* up to so many, weights are decoded in registers */
+};
+
+/* Outputs of one work item, a multiple of `least`, when `runs` runs of `rows` outputs are shared out. Weights that few tokens
+ * meet come from memory, whose prefetchers want long streams: about `items` items in all. Else items are small. */
+static inline int32_t item_rows(
+    bool has_few_tokens, int32_t rows, int32_t runs, int32_t items, int32_t least_rows) {
+    int32_t cuts = (items + runs - 1) / runs;
+    return has_few_tokens ? round_up((rows + cuts - 1) / cuts, least_rows) : least_rows;
+}
 
 /* Rows `x` prepared for weights of that format, in the scratch area SCRATCH_INPUT (or where they are). */
 struct inputs FOR_SET(prepare_inputs)(

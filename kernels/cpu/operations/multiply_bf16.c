@@ -18,11 +18,9 @@ enum {
     FLOAT_BLOCK = BLOCK_COLUMNS, /* of float32 products */
     MICRO_ROWS = 4,
     MICRO_TOKENS = 6,
-    FEW_TOKENS = 4,                 /* up to so many, weights are decoded in registers */
     SOME_TOKENS = 2 * MICRO_TOKENS, /* up to so many, a tile is small enough for the nearest cache */
     STEP_FLOAT_VECTORS = STEP_COLUMNS / LANES,
-    PREFETCH_BYTES = 1024, /* that few tokens ask for weights ahead, in each stream */
-    ROW_END = 64,          /* bytes after a row of a tile: a stride of 2^n would crowd cache sets */
+    ROW_END = 64, /* bytes after a row of a tile: a stride of 2^n would crowd cache sets */
 };
 
 enum { MOST_GROUPS = MOST_COLUMNS / GROUP };
@@ -198,9 +196,6 @@ static inline __attribute__((always_inline)) void few_micro(const enum weight_fo
 #pragma GCC unroll 4
             for (int32_t r = 0; r < rows; r++) {
                 const uint8_t *codes = w->codes[r] + code_bytes(format, c);
-#pragma GCC unroll 8
-                for (int32_t byte = 0; byte < code_bytes(format, STEP_COLUMNS); byte += 64)
-                    __builtin_prefetch(codes + PREFETCH_BYTES + byte);
                 few_step(format, is_bf16, codes, w->lacking[r] + c / GROUP, w->exponents[r] + c / 64, &tables,
                     input, c, &sum[0][r], tokens);
             }
@@ -466,7 +461,11 @@ void FOR_SET(multiply_rows)(const struct inputs *x, int32_t token, int32_t token
     int32_t row, int32_t rows, float *out, int64_t out_stride, void *memory) {
     struct tile *tile = memory;
     if (tokens <= FEW_TOKENS) {
-        few[x->is_bf16][w->format][tokens](x->rows + token, w, row, rows, out, out_stride, tile);
+        /* what the tiles' scales lack, as vectors, fits the memory */
+        int32_t tiles = (int32_t)(sizeof tile->values / (size_t)round_up(w->columns, STEP_COLUMNS)) - 1;
+        for (int32_t r = 0; r < rows; r += tiles * GROUP)
+            few[x->is_bf16][w->format][tokens](
+                x->rows + token, w, row + r, least(tiles * GROUP, rows - r), out + r, out_stride, tile);
         return;
     }
     int64_t stride = (int64_t)round_up(w->columns, STEP_COLUMNS) * (x->is_bf16 ? 2 : 4) + ROW_END;

@@ -4,7 +4,7 @@
 
 enum {
     CHUNK_TOKENS = 192, /* tokens of one work item: enough to pay for decoding its weights */
-    TASK_ROWS = 64,     /* outputs of one work item; a multiple of GROUP */
+    LEAST_ROWS = 64,    /* outputs of one work item; a multiple of GROUP */
 };
 
 /* ---- inputs ---- */
@@ -48,7 +48,9 @@ static void multiply(struct stream *stream, const struct product_call *call) {
     const struct matrix *w = call->w;
     int32_t tokens = call->tokens, group_rows = w->rows / call->groups;
     uint8_t *tiles = weight_tiles(stream);
-    int32_t row_tasks = (group_rows + TASK_ROWS - 1) / TASK_ROWS;
+    int32_t task_rows =
+        item_rows(tokens <= FEW_TOKENS, group_rows, call->groups, stream->threads, LEAST_ROWS);
+    int32_t row_tasks = (group_rows + task_rows - 1) / task_rows;
     int32_t chunks = (tokens + CHUNK_TOKENS - 1) / CHUNK_TOKENS;
 #pragma omp parallel num_threads(                                                                            \
     stream->threads) if (is_worth_threads((int64_t)tokens * w->rows * w->columns))
@@ -56,13 +58,13 @@ static void multiply(struct stream *stream, const struct product_call *call) {
         uint8_t *tile = tiles + (int64_t)thread_number() * TILE_BYTES;
 #pragma omp for schedule(dynamic)
         for (int32_t task = 0; task < call->groups * row_tasks * chunks; task++) {
-            int32_t row = task % row_tasks * TASK_ROWS;
+            int32_t row = task % row_tasks * task_rows;
             int32_t group = task / row_tasks % call->groups;
             int32_t token = task / row_tasks / call->groups * CHUNK_TOKENS;
             int32_t first = group * group_rows + row;
             FOR_SET(multiply_rows)
             (&call->x, group * tokens + token, least(CHUNK_TOKENS, tokens - token), w, first,
-                least(TASK_ROWS, group_rows - row), call->out + token * call->out_stride + first,
+                least(task_rows, group_rows - row), call->out + token * call->out_stride + first,
                 call->out_stride, tile);
         }
     }
