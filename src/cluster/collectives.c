@@ -195,16 +195,19 @@ static void give_up(const struct group *group, const char *what, double waited) 
     _Exit(ERROR_RANKS);
 }
 
-/* One step of patience: spin, then let others have the core, then sleep ever longer up to 0.2 ms. */
+/* One step of patience: spin (not on crowded cores), then let others have the core, then sleep ever longer up to 0.2 ms. The
+ * sleep comes soon after the spinning: who yields to a process that computes gets the core back after its whole slice of
+ * milliseconds only, who wakes up gets it at once. */
 static void pause_step(const struct group *group, int64_t step) {
-    enum { SPINS = 2000, YIELDS = 400 };
-    if (step < SPINS && !group->crowded)
+    enum { SPINS = 2000, YIELDS = 20, NAPS = 100 };
+    int64_t spins = group->crowded ? 0 : SPINS;
+    if (step < spins)
         return;
-    if (step < SPINS + YIELDS) {
+    if (step < spins + YIELDS) {
         sched_yield();
         return;
     }
-    struct timespec time = {.tv_nsec = step < SPINS + YIELDS + 100 ? 20000 : 200000};
+    struct timespec time = {.tv_nsec = step < spins + YIELDS + NAPS ? 20000 : 200000};
     nanosleep(&time, NULL);
 }
 
@@ -259,7 +262,7 @@ static double moving_time(struct moment begin, struct moment end) {
 static enum result wait_for_requests(struct group *group, const char *what, int32_t count, double *moving) {
     double start = cluster_now();
     bool told = false;
-    for (int64_t step = group->crowded ? 1900 : 0;; step++) {
+    for (int64_t step = 0;; step++) {
         struct moment begin = take_moment(group);
         TRY(test_requests(group, what, count));
         *moving += moving_time(begin, take_moment(group));
