@@ -20,6 +20,8 @@ enum {
     SHARED_ROWS = 24,   /* rows of a work item of a shared token, a multiple of all tiles' rows */
     SHARED_VECTORS = 2, /* vectors of columns of such an item */
     PREFETCHED_ROWS = 8,
+    LEAST_SHARED_WORK =
+        4 << 20, /* heads x columns x rows: for less, threads wait longer for each other than they work */
 #ifdef HAVE_AVX512
     SCORE_VECTORS = 4,  /* vectors of heads in a tile of scores */
     TILE_SUMS = 24,     /* sums of a tile, in registers */
@@ -520,7 +522,10 @@ static void attend(struct stream *stream, const float *q, int32_t tokens, int32_
         .out = out};
     allocate_spaces(&call, stream);
     int32_t threads = stream->threads;
-    int32_t shared = tokens < RUN_TOKENS * threads ? tokens % threads : 0, whole = tokens - shared;
+    int64_t work =
+        (int64_t)call.padded_heads * call.padded * (call.most_window + (latents != NULL ? top_k : 0));
+    bool is_shared = tokens < RUN_TOKENS * threads && work > LEAST_SHARED_WORK;
+    int32_t shared = is_shared ? tokens % threads : 0, whole = tokens - shared;
     int32_t run = least(RUN_TOKENS, (whole + 4 * threads - 1) / (4 * threads));
 #pragma omp parallel num_threads(threads)
     {

@@ -126,7 +126,7 @@ static void experts(struct stream *stream, const struct rows *x, const struct ex
             int32_t row = item % hidden_items * hidden;
             hidden_columns(&call, &call.segments[item / hidden_items], row, least(hidden, inner - row), tile);
         }
-#pragma omp for schedule(dynamic)
+#pragma omp for schedule(dynamic) nowait
         for (int32_t item = 0; item < segments * down_items; item++) {
             int32_t row = item % down_items * down;
             down_rows(&call, &call.segments[item / down_items], row, least(down, outer - row), out, tile);

@@ -48,15 +48,15 @@ static void multiply(struct stream *stream, const struct product_call *call) {
     const struct matrix *w = call->w;
     int32_t tokens = call->tokens, group_rows = w->rows / call->groups;
     uint8_t *tiles = weight_tiles(stream);
-    int32_t task_rows =
-        item_rows(tokens <= FEW_TOKENS, group_rows, call->groups, stream->threads, LEAST_ROWS);
+    int32_t task_rows = item_rows(tokens <= FEW_TOKENS, group_rows, call->groups, stream->threads,
+        tokens <= FEW_TOKENS ? 4 : LEAST_ROWS);
     int32_t row_tasks = (group_rows + task_rows - 1) / task_rows;
     int32_t chunks = (tokens + CHUNK_TOKENS - 1) / CHUNK_TOKENS;
 #pragma omp parallel num_threads(                                                                            \
     stream->threads) if (is_worth_threads((int64_t)tokens * w->rows * w->columns))
     {
         uint8_t *tile = tiles + (int64_t)thread_number() * TILE_BYTES;
-#pragma omp for schedule(dynamic)
+#pragma omp for schedule(dynamic) nowait
         for (int32_t task = 0; task < call->groups * row_tasks * chunks; task++) {
             int32_t row = task % row_tasks * task_rows;
             int32_t group = task / row_tasks % call->groups;
