@@ -57,7 +57,7 @@ struct inputs {
 
 enum {
     PART_COLUMNS = 128, /* columns prepared at once by prepare_part */
-    FEW_TOKENS = 4,     /* up to so many, weights are decoded in registers */
+    FEW_TOKENS = 6,     /* up to so many, weights are decoded in registers */
 };
 
 /* Outputs of one work item, a multiple of `least`, when `runs` runs of `rows` outputs are shared out. Weights that few tokens

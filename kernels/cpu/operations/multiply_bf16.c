@@ -148,29 +148,42 @@ struct few_rows {
     const __m512i *exponents[MICRO_ROWS]; /* WEIGHT_FP8_TILE: of each 64 columns */
 };
 
-/* One step of one row: sum[t * MICRO_ROWS] of each token. */
+/* One step of `side` rows (1 or 2) side by side, so that each piece of input is loaded once: sum[t * MICRO_ROWS + r]. */
 static inline __attribute__((always_inline)) void few_step(const enum weight_format format,
-    const bool is_bf16, const uint8_t *codes, const uint16_t *four, const __m512i *exponents,
-    const struct decode_tables *tables, const uint8_t *const *input, int32_t column, lanes *sum,
-    const int32_t tokens) {
+    const bool is_bf16, const uint8_t *const *codes, const struct few_rows *w, int32_t row, int32_t column,
+    const struct decode_tables *tables, const uint8_t *const *input, lanes *sum, const int32_t tokens,
+    const int32_t side) {
     if (is_bf16) {
-        __m512i words[STEP_WORD_VECTORS];
-        decode_words(format, codes, four, exponents, tables, words);
-#pragma GCC unroll 4
+        __m512i words[2][STEP_WORD_VECTORS];
+#pragma GCC unroll 2
+        for (int32_t r = 0; r < side; r++)
+            decode_words(format, codes[r], w->lacking[row + r] + column / GROUP,
+                w->exponents[row + r] + column / 64, tables, words[r]);
+#pragma GCC unroll 8
         for (int32_t t = 0; t < tokens; t++)
 #pragma GCC unroll 4
-            for (int32_t v = 0; v < STEP_WORD_VECTORS; v++)
-                sum[t * MICRO_ROWS] = (lanes)_mm512_dpbf16_ps((__m512)sum[t * MICRO_ROWS], (__m512bh)words[v],
-                    (__m512bh)_mm512_load_si512(input[t] + column * 2 + v * 64));
+            for (int32_t v = 0; v < STEP_WORD_VECTORS; v++) {
+                __m512bh value = (__m512bh)_mm512_load_si512(input[t] + column * 2 + v * 64);
+#pragma GCC unroll 2
+                for (int32_t r = 0; r < side; r++)
+                    sum[t * MICRO_ROWS + r] = (lanes)_mm512_dpbf16_ps(
+                        (__m512)sum[t * MICRO_ROWS + r], (__m512bh)words[r][v], value);
+            }
     } else {
-        lanes values[STEP_FLOAT_VECTORS];
-        decode_floats(format, codes, four, exponents, tables, values);
-#pragma GCC unroll 4
+        lanes values[2][STEP_FLOAT_VECTORS];
+#pragma GCC unroll 2
+        for (int32_t r = 0; r < side; r++)
+            decode_floats(format, codes[r], w->lacking[row + r] + column / GROUP,
+                w->exponents[row + r] + column / 64, tables, values[r]);
+#pragma GCC unroll 8
         for (int32_t t = 0; t < tokens; t++)
 #pragma GCC unroll 8
-            for (int32_t v = 0; v < STEP_FLOAT_VECTORS; v++)
-                sum[t * MICRO_ROWS] = multiply_add(
-                    load((const float *)(input[t] + column * 4 + v * 64)), values[v], sum[t * MICRO_ROWS]);
+            for (int32_t v = 0; v < STEP_FLOAT_VECTORS; v++) {
+                lanes value = load((const float *)(input[t] + column * 4 + v * 64));
+#pragma GCC unroll 2
+                for (int32_t r = 0; r < side; r++)
+                    sum[t * MICRO_ROWS + r] = multiply_add(value, values[r][v], sum[t * MICRO_ROWS + r]);
+            }
     }
 }
 
@@ -180,33 +193,34 @@ static inline __attribute__((always_inline)) void few_micro(const enum weight_fo
     int64_t out_stride, int32_t row_step, const int32_t tokens, const int32_t rows) {
     const struct decode_tables tables = load_tables();
     const int32_t block = is_bf16 ? WORD_BLOCK : FLOAT_BLOCK;
+    const int32_t side = rows == MICRO_ROWS && (is_bf16 || tokens <= 2) ? 2 : 1; /* as registers allow */
     const uint8_t *input[FEW_TOKENS];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int32_t t = 0; t < tokens; t++)
         input[t] = x[t];
     for (int32_t column = 0; column < columns; column += block) {
         lanes sum[FEW_TOKENS][MICRO_ROWS];
         int32_t c = column, end = least(column + block, columns);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int32_t t = 0; t < tokens; t++)
 #pragma GCC unroll 4
             for (int32_t r = 0; r < rows; r++)
                 sum[t][r] = splat(0);
         for (; c + STEP_COLUMNS <= end; c += STEP_COLUMNS)
 #pragma GCC unroll 4
-            for (int32_t r = 0; r < rows; r++) {
-                const uint8_t *codes = w->codes[r] + code_bytes(format, c);
-                few_step(format, is_bf16, codes, w->lacking[r] + c / GROUP, w->exponents[r] + c / 64, &tables,
-                    input, c, &sum[0][r], tokens);
+            for (int32_t r = 0; r < rows; r += side) {
+                const uint8_t *codes[2] = {w->codes[r] + code_bytes(format, c),
+                    side == 2 ? w->codes[r + 1] + code_bytes(format, c) : NULL};
+                few_step(format, is_bf16, codes, w, r, c, &tables, input, &sum[0][r], tokens, side);
             }
         if (__builtin_expect(c < end, 0))
             for (int32_t r = 0; r < rows; r++) {
                 uint8_t padded[STEP_COLUMNS * sizeof(float)];
+                const uint8_t *codes[2] = {padded, NULL};
                 pad_codes(format, w->codes[r] + code_bytes(format, c), end - c, padded);
-                few_step(format, is_bf16, padded, w->lacking[r] + c / GROUP, w->exponents[r] + c / 64,
-                    &tables, input, c, &sum[0][r], tokens);
+                few_step(format, is_bf16, codes, w, r, c, &tables, input, &sum[0][r], tokens, 1);
             }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int32_t t = 0; t < tokens; t++) {
             float folded[MICRO_ROWS];
             if (rows == MICRO_ROWS)
@@ -274,8 +288,10 @@ typedef void few_function(const void *const *x, const struct matrix *w, int32_t 
     DEFINE_FEW(name, format, is_bf16, 2)                                                                     \
     DEFINE_FEW(name, format, is_bf16, 3)                                                                     \
     DEFINE_FEW(name, format, is_bf16, 4)                                                                     \
-    static few_function *const few_##name[FEW_TOKENS + 1] = {                                                \
-        NULL, few_##name##_1, few_##name##_2, few_##name##_3, few_##name##_4};
+    DEFINE_FEW(name, format, is_bf16, 5)                                                                     \
+    DEFINE_FEW(name, format, is_bf16, 6)                                                                     \
+    static few_function *const few_##name[FEW_TOKENS + 1] = {NULL, few_##name##_1, few_##name##_2,           \
+        few_##name##_3, few_##name##_4, few_##name##_5, few_##name##_6};
 
 DEFINE_FEW_ALL(f32_f32, WEIGHT_F32, false)
 DEFINE_FEW_ALL(f32_bf16, WEIGHT_BF16, false)
