@@ -91,9 +91,10 @@ static strip_function *const strips[MICRO_TOKENS + 1] = {NULL, strip_1, strip_2,
 
 void FOR_SET(dot_tile)(const float *const *x, int32_t column, int32_t tokens, const float *w,
     int64_t w_stride, int32_t rows, int32_t columns, float *out, int64_t out_stride, bool add) {
-    for (int32_t t = 0; t < tokens; t += MICRO_TOKENS)
-        strips[least(MICRO_TOKENS, tokens - t)](
-            x + t, column, w, w_stride, rows, columns, out + t * out_stride, out_stride, add);
+    for (int32_t t = 0, strip; t < tokens; t += strip) {
+        strip = strip_tokens(tokens - t, MICRO_TOKENS);
+        strips[strip](x + t, column, w, w_stride, rows, columns, out + t * out_stride, out_stride, add);
+    }
 }
 
 /* ---- packed weights ---- */

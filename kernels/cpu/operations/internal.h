@@ -35,6 +35,12 @@ enum {
 void FOR_SET(dot_tile)(const float *const *x, int32_t column, int32_t tokens, const float *w,
     int64_t w_stride, int32_t rows, int32_t columns, float *out, int64_t out_stride, bool add);
 
+/* Tokens of the next of equal strips of at most `most`: a small last one would keep the multipliers waiting. */
+static inline int32_t strip_tokens(int32_t tokens, int32_t most) {
+    int32_t strips = (tokens + most - 1) / most;
+    return (tokens + strips - 1) / strips;
+}
+
 struct weight_block; /* weights.h */
 
 /* Values of a block's first `rows` rows: out[r * stride + c], padded with zeros to a multiple of LANES. */

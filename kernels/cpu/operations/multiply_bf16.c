@@ -14,8 +14,8 @@
 #ifdef HAVE_BF16
 
 enum {
-    WORD_BLOCK = 2048,           /* columns of a block of BF16 products */
-    FLOAT_BLOCK = BLOCK_COLUMNS, /* of float32 products */
+    WORD_BLOCK = 2048,  /* columns of a block of BF16 products */
+    FLOAT_BLOCK = 1024, /* of float32 products */
     MICRO_ROWS = 4,
     MICRO_TOKENS = 6,
     SOME_TOKENS = 2 * MICRO_TOKENS, /* up to so many, a tile is small enough for the nearest cache */
@@ -460,9 +460,11 @@ static void multiply_tile(const void *const *x, bool is_bf16, int32_t tokens, in
                 now, out, out_stride, column > 0);
             continue;
         }
-        for (int32_t t = 0; t < tokens; t += MICRO_TOKENS)
-            word_strips[least(MICRO_TOKENS, tokens - t)](x + t, column, (const uint16_t *)tile + column,
-                tile_stride / 2, rows, now, out + t * out_stride, out_stride, column > 0);
+        for (int32_t t = 0, strip; t < tokens; t += strip) {
+            strip = strip_tokens(tokens - t, MICRO_TOKENS);
+            word_strips[strip](x + t, column, (const uint16_t *)tile + column, tile_stride / 2, rows, now,
+                out + t * out_stride, out_stride, column > 0);
+        }
     }
 }
 
