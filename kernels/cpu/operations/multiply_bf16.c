@@ -448,31 +448,47 @@ static word_strip_function *const word_strips[MICRO_TOKENS + 1] = {
 
 /* ---- a tile of outputs ---- */
 
+/* Codes that are needed next: asked for piece by piece while decoded ones are multiplied. */
+struct ahead {
+    const uint8_t *codes;
+    int64_t bytes, piece;
+};
+
+/* `pieces`: times that fetch_piece will be called. */
+static struct ahead open_ahead(
+    const struct weight_rows *w, int32_t row, int32_t rows, int32_t tokens, int32_t pieces) {
+    enum { MOST_TOKENS = 96 }; /* for more, the time to wait for codes is small beside that of the products */
+    int64_t bytes = tokens <= MOST_TOKENS ? rows * w->stride : 0;
+    return (struct ahead){w->codes + row * w->stride, bytes, (bytes / pieces + 63) / 64 * 64};
+}
+
+static void fetch_piece(struct ahead *ahead) {
+    int64_t bytes = ahead->bytes < ahead->piece ? ahead->bytes : ahead->piece;
+    for (int64_t at = 0; at < bytes; at += 64)
+        __builtin_prefetch(ahead->codes + at, 0, 2);
+    ahead->codes += bytes;
+    ahead->bytes -= bytes;
+}
+
 /* Decoded rows times rows of inputs. */
 static void multiply_tile(const void *const *x, bool is_bf16, int32_t tokens, int32_t columns,
-    const uint8_t *tile, int64_t tile_stride, int32_t rows, float *out, int64_t out_stride) {
+    const uint8_t *tile, int64_t tile_stride, int32_t rows, float *out, int64_t out_stride,
+    struct ahead *ahead) {
     int32_t block = is_bf16 ? WORD_BLOCK : FLOAT_BLOCK;
     for (int32_t column = 0; column < columns; column += block) {
         int32_t now = round_up(least(block, columns - column), STEP_COLUMNS);
-        if (!is_bf16) {
-            FOR_SET(dot_tile)
-            ((const float *const *)x, column, tokens, (const float *)tile + column, tile_stride / 4, rows,
-                now, out, out_stride, column > 0);
-            continue;
-        }
         for (int32_t t = 0, strip; t < tokens; t += strip) {
             strip = strip_tokens(tokens - t, MICRO_TOKENS);
-            word_strips[strip](x + t, column, (const uint16_t *)tile + column, tile_stride / 2, rows, now,
-                out + t * out_stride, out_stride, column > 0);
+            fetch_piece(ahead);
+            if (is_bf16)
+                word_strips[strip](x + t, column, (const uint16_t *)tile + column, tile_stride / 2, rows, now,
+                    out + t * out_stride, out_stride, column > 0);
+            else
+                FOR_SET(dot_tile)
+            ((const float *const *)x + t, column, strip, (const float *)tile + column, tile_stride / 4, rows,
+                now, out + t * out_stride, out_stride, column > 0);
         }
     }
-}
-
-/* Asks for the next rows' codes, which then arrive while the decoded ones are multiplied. */
-static void prefetch_rows(const struct weight_rows *w, int32_t row, int32_t rows) {
-    const uint8_t *codes = w->codes + row * w->stride;
-    for (int64_t byte = 0; byte < rows * w->stride; byte += 64)
-        __builtin_prefetch(codes + byte, 0, 2);
 }
 
 void FOR_SET(multiply_rows)(const struct inputs *x, int32_t token, int32_t tokens, const struct matrix *w,
@@ -489,9 +505,13 @@ void FOR_SET(multiply_rows)(const struct inputs *x, int32_t token, int32_t token
     int64_t stride = (int64_t)round_up(w->columns, STEP_COLUMNS) * (x->is_bf16 ? 2 : 4) + ROW_END;
     int32_t fitting = (int32_t)((int64_t)sizeof tile->values / stride) / MICRO_ROWS * MICRO_ROWS;
     int32_t most = tokens <= SOME_TOKENS ? MICRO_ROWS : least(TILE_ROWS, fitting), now;
+    int32_t block = x->is_bf16 ? WORD_BLOCK : FLOAT_BLOCK;
+    int32_t pieces =
+        (w->columns + block - 1) / block * ((tokens + MICRO_TOKENS - 1) / MICRO_TOKENS); /* strips */
     for (int32_t r = 0; r < rows; r += now) {
         now = least(least(most, rows - r), GROUP - (row + r) % GROUP);
         struct weight_rows weights = open_rows(w, row + r);
+        struct ahead ahead = open_ahead(&weights, now, least(now, w->rows - row - r - now), tokens, pieces);
         const uint8_t *values = tile->values;
         int64_t value_stride = stride;
         if (w->format == WEIGHT_F32 && w->columns % STEP_COLUMNS == 0) {
@@ -500,10 +520,8 @@ void FOR_SET(multiply_rows)(const struct inputs *x, int32_t token, int32_t token
         } else {
             fill_tile(w->format, x->is_bf16, &weights, now, tile, stride);
         }
-        if (tokens <= SOME_TOKENS)
-            prefetch_rows(&weights, now, least(now, rows - r - now));
-        multiply_tile(
-            x->rows + token, x->is_bf16, tokens, w->columns, values, value_stride, now, out + r, out_stride);
+        multiply_tile(x->rows + token, x->is_bf16, tokens, w->columns, values, value_stride, now, out + r,
+            out_stride, &ahead);
     }
 }
 
