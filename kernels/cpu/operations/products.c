@@ -4,6 +4,7 @@
 
 enum {
     CHUNK_TOKENS = 192, /* tokens of one work item: enough to pay for decoding its weights */
+    LEAST_SHARE = 64,   /* tokens of a thread, when tokens are shared out */
     LEAST_ROWS = 64,    /* outputs of one work item; a multiple of GROUP */
 };
 
@@ -44,30 +45,57 @@ struct product_call {
     int64_t out_stride;
 };
 
-static void multiply(struct stream *stream, const struct product_call *call) {
-    const struct matrix *w = call->w;
-    int32_t tokens = call->tokens, group_rows = w->rows / call->groups;
-    uint8_t *tiles = weight_tiles(stream);
-    int32_t task_rows = item_rows(tokens <= FEW_TOKENS, group_rows, call->groups, stream->threads,
-        tokens <= FEW_TOKENS ? 4 : LEAST_ROWS);
-    int32_t row_tasks = (group_rows + task_rows - 1) / task_rows;
-    int32_t chunks = (tokens + CHUNK_TOKENS - 1) / CHUNK_TOKENS;
+/* Tokens [token, token + tokens) times outputs [row, row + rows) of a group. */
+static void multiply_item(const struct product_call *call, int32_t group, int32_t row, int32_t rows,
+    int32_t token, int32_t tokens, uint8_t *tile) {
+    int32_t first = group * (call->w->rows / call->groups) + row;
+    FOR_SET(multiply_rows)
+    (&call->x, group * call->tokens + token, tokens, call->w, first, rows,
+        call->out + token * call->out_stride + first, call->out_stride, tile);
+}
+
+/* Outputs shared out among the threads. */
+static void multiply_by_rows(const struct product_call *call, const struct stream *stream, uint8_t *tiles) {
+    int32_t tokens = call->tokens, group_rows = call->w->rows / call->groups;
+    bool has_few = tokens <= FEW_TOKENS;
+    int32_t rows = item_rows(has_few, group_rows, call->groups, stream->threads, has_few ? 4 : LEAST_ROWS);
+    int32_t row_items = (group_rows + rows - 1) / rows, chunks = (tokens + CHUNK_TOKENS - 1) / CHUNK_TOKENS;
 #pragma omp parallel num_threads(                                                                            \
-    stream->threads) if (is_worth_threads((int64_t)tokens * w->rows * w->columns))
+    stream->threads) if (is_worth_threads((int64_t)tokens * call->w->rows * call->w->columns))
     {
         uint8_t *tile = tiles + (int64_t)thread_number() * TILE_BYTES;
 #pragma omp for schedule(dynamic) nowait
-        for (int32_t task = 0; task < call->groups * row_tasks * chunks; task++) {
-            int32_t row = task % row_tasks * task_rows;
-            int32_t group = task / row_tasks % call->groups;
-            int32_t token = task / row_tasks / call->groups * CHUNK_TOKENS;
-            int32_t first = group * group_rows + row;
-            FOR_SET(multiply_rows)
-            (&call->x, group * tokens + token, least(CHUNK_TOKENS, tokens - token), w, first,
-                least(task_rows, group_rows - row), call->out + token * call->out_stride + first,
-                call->out_stride, tile);
+        for (int32_t item = 0; item < call->groups * row_items * chunks; item++) {
+            int32_t row = item % row_items * rows, token = item / row_items / call->groups * CHUNK_TOKENS;
+            multiply_item(call, item / row_items % call->groups, row, least(rows, group_rows - row), token,
+                least(CHUNK_TOKENS, tokens - token), tile);
         }
     }
+}
+
+/* Tokens shared out among the threads, as the operations on rows do it: each finds its inputs in its own cache, which is worth
+ * decoding the weights once per thread. */
+static void multiply_by_tokens(const struct product_call *call, const struct stream *stream, uint8_t *tiles) {
+    int32_t share = (call->tokens + stream->threads - 1) / stream->threads;
+    int32_t group_rows = call->w->rows / call->groups;
+#pragma omp parallel for num_threads(stream->threads) schedule(static)
+    for (int32_t thread = 0; thread < stream->threads; thread++) {
+        int32_t end = least((thread + 1) * share, call->tokens), tokens;
+        for (int32_t token = thread * share; token < end; token += tokens) {
+            tokens = strip_tokens(end - token, CHUNK_TOKENS);
+            for (int32_t group = 0; group < call->groups; group++)
+                multiply_item(
+                    call, group, 0, group_rows, token, tokens, tiles + (int64_t)thread * TILE_BYTES);
+        }
+    }
+}
+
+static void multiply(struct stream *stream, const struct product_call *call) {
+    uint8_t *tiles = weight_tiles(stream);
+    if (stream->threads > 1 && call->tokens >= LEAST_SHARE * stream->threads)
+        multiply_by_tokens(call, stream, tiles);
+    else
+        multiply_by_rows(call, stream, tiles);
 }
 
 void FOR_SET(product)(struct stream *stream, const struct rows *x, int32_t tokens, const struct matrix *w,
