@@ -78,12 +78,13 @@ def ranks(campaigns):
 
 
 def limits(campaigns):
-    """Batch limits, token budgets and key/value memory."""
+    """Batch limits, token budgets, key/value memory and where weights lie."""
     for batch in (1, 8, 64):
         campaigns.same([("run", 2, ["--threads", "1", "--batch", str(batch)])], shuffle=batch)
     for tokens in (32, 77, 2048):
         campaigns.same([("run", 1, ["--threads", "1", "--step-tokens", str(tokens)])], shuffle=tokens)
     campaigns.same([("run", 2, ["--threads", "1", "--kv-memory", "3M"])])
+    campaigns.same([("run", 2, ["--threads", "1", "--mapped-weights"])])
 
 
 def staged(campaigns):
