@@ -144,8 +144,9 @@ static void fill_lacking(
  * than neighbours. */
 struct few_rows {
     const uint8_t *codes[MICRO_ROWS];
-    const uint16_t *lacking[MICRO_ROWS];  /* WEIGHT_FP8_ROW, WEIGHT_FP4_ROW */
+    const uint16_t *lacking[MICRO_ROWS];  /* WEIGHT_FP4_ROW */
     const __m512i *exponents[MICRO_ROWS]; /* WEIGHT_FP8_TILE: of each 64 columns */
+    int32_t kept;                         /* the first ones, whose sums are wanted */
 };
 
 /* One step of `side` rows (1 or 2) side by side, so that each piece of input is loaded once: sum[t * MICRO_ROWS + r]. */
@@ -187,13 +188,13 @@ static inline __attribute__((always_inline)) void few_step(const enum weight_for
     }
 }
 
-/* tokens x rows sums: out[t * out_stride + r * row_step]. format, is_bf16, tokens and rows are constant where it is called. */
+/* tokens x rows sums: out[t * out_stride + r * row_step]. format, is_bf16 and tokens are constant where it is called. */
 static inline __attribute__((always_inline)) void few_micro(const enum weight_format format,
     const bool is_bf16, const void *const *x, const struct few_rows *w, int32_t columns, float *out,
-    int64_t out_stride, int32_t row_step, const int32_t tokens, const int32_t rows) {
+    int64_t out_stride, int32_t row_step, const int32_t tokens) {
     const struct decode_tables tables = load_tables();
     const int32_t block = is_bf16 ? WORD_BLOCK : FLOAT_BLOCK;
-    const int32_t side = rows == MICRO_ROWS && (is_bf16 || tokens <= 2) ? 2 : 1; /* as registers allow */
+    const int32_t side = is_bf16 || tokens <= 2 ? 2 : 1; /* as registers allow */
     const uint8_t *input[FEW_TOKENS];
 #pragma GCC unroll 8
     for (int32_t t = 0; t < tokens; t++)
@@ -204,17 +205,17 @@ static inline __attribute__((always_inline)) void few_micro(const enum weight_fo
 #pragma GCC unroll 8
         for (int32_t t = 0; t < tokens; t++)
 #pragma GCC unroll 4
-            for (int32_t r = 0; r < rows; r++)
+            for (int32_t r = 0; r < MICRO_ROWS; r++)
                 sum[t][r] = splat(0);
         for (; c + STEP_COLUMNS <= end; c += STEP_COLUMNS)
 #pragma GCC unroll 4
-            for (int32_t r = 0; r < rows; r += side) {
+            for (int32_t r = 0; r < MICRO_ROWS; r += side) {
                 const uint8_t *codes[2] = {w->codes[r] + code_bytes(format, c),
                     side == 2 ? w->codes[r + 1] + code_bytes(format, c) : NULL};
                 few_step(format, is_bf16, codes, w, r, c, &tables, input, &sum[0][r], tokens, side);
             }
         if (__builtin_expect(c < end, 0))
-            for (int32_t r = 0; r < rows; r++) {
+            for (int32_t r = 0; r < MICRO_ROWS; r++) {
                 uint8_t padded[STEP_COLUMNS * sizeof(float)];
                 const uint8_t *codes[2] = {padded, NULL};
                 pad_codes(format, w->codes[r] + code_bytes(format, c), end - c, padded);
@@ -223,12 +224,8 @@ static inline __attribute__((always_inline)) void few_micro(const enum weight_fo
 #pragma GCC unroll 8
         for (int32_t t = 0; t < tokens; t++) {
             float folded[MICRO_ROWS];
-            if (rows == MICRO_ROWS)
-                fold_four(sum[t], folded);
-            else
-                folded[0] = sum_lanes(sum[t][0]);
-#pragma GCC unroll 4
-            for (int32_t r = 0; r < rows; r++)
+            fold_four(sum[t], folded);
+            for (int32_t r = 0; r < w->kept; r++)
                 put(out + t * out_stride + r * row_step, folded[r], column > 0);
         }
     }
@@ -251,27 +248,25 @@ static inline __attribute__((always_inline)) void few_strip(const enum weight_fo
     const bool is_bf16, const void *const *x, const struct matrix *w, int32_t row, int32_t rows, float *out,
     int64_t out_stride, struct tile *tile, const int32_t tokens) {
     struct weight_rows all = open_rows(w, row);
-    int32_t step = rows / MICRO_ROWS, row_vectors = round_up(w->columns, STEP_COLUMNS) / 64;
+    int32_t step = (rows + MICRO_ROWS - 1) / MICRO_ROWS;
+    int32_t row_vectors = round_up(w->columns, STEP_COLUMNS) / 64;
     if (format == WEIGHT_FP8_TILE)
         fill_exponents(w, row, rows, tile->lacking, (__m512i *)tile->values);
-    for (int32_t i = 0; i < rows - (MICRO_ROWS - 1) * step; i++) {
-        struct few_rows now;
-        int32_t count = i < step ? MICRO_ROWS : 1, first = i < step ? i : (MICRO_ROWS - 1) * step + i;
-        for (int32_t r = 0; r < count; r++) {
-            int32_t at = first + r * step;
+    for (int32_t i = 0; i < step; i++) {
+        struct few_rows now = {.kept = 0};
+        for (int32_t r = 0; r < MICRO_ROWS; r++) {
+            bool is_kept = i + r * step < rows; /* else the first row again, for nothing */
+            int32_t at = is_kept ? i + r * step : i;
+            now.kept += is_kept;
             now.codes[r] = all.codes + at * all.stride;
             now.lacking[r] = tile->lacking + r * MOST_GROUPS;
-            if (format == WEIGHT_FP4_ROW || format == WEIGHT_FP8_ROW)
+            if (format == WEIGHT_FP4_ROW)
                 fill_lacking(
                     format, all.scales + at * all.scale_stride, w->columns, tile->lacking + r * MOST_GROUPS);
             now.exponents[r] =
                 (const __m512i *)tile->values + (int64_t)((row + at) / GROUP - row / GROUP) * row_vectors;
         }
-        if (count == MICRO_ROWS)
-            few_micro(
-                format, is_bf16, x, &now, w->columns, out + first, out_stride, step, tokens, MICRO_ROWS);
-        else
-            few_micro(format, is_bf16, x, &now, w->columns, out + first, out_stride, step, tokens, 1);
+        few_micro(format, is_bf16, x, &now, w->columns, out + i, out_stride, step, tokens);
     }
 }
 
@@ -296,22 +291,13 @@ typedef void few_function(const void *const *x, const struct matrix *w, int32_t 
 DEFINE_FEW_ALL(f32_f32, WEIGHT_F32, false)
 DEFINE_FEW_ALL(f32_bf16, WEIGHT_BF16, false)
 DEFINE_FEW_ALL(f32_fp8_tile, WEIGHT_FP8_TILE, false)
-DEFINE_FEW_ALL(f32_fp8_row, WEIGHT_FP8_ROW, false)
-DEFINE_FEW_ALL(f32_fp4, WEIGHT_FP4_ROW, false)
 DEFINE_FEW_ALL(bf16_fp8_tile, WEIGHT_FP8_TILE, true)
-DEFINE_FEW_ALL(bf16_fp8_row, WEIGHT_FP8_ROW, true)
 DEFINE_FEW_ALL(bf16_fp4, WEIGHT_FP4_ROW, true)
 
-/* By is_bf16 and format. */
+/* By is_bf16 and format; what the model multiplies in no hurry, or not at all, goes through tiles. */
 static few_function *const *const few[2][WEIGHT_FP4_ROW + 1] = {
-    {[WEIGHT_F32] = few_f32_f32,
-        [WEIGHT_BF16] = few_f32_bf16,
-        [WEIGHT_FP8_TILE] = few_f32_fp8_tile,
-        [WEIGHT_FP8_ROW] = few_f32_fp8_row,
-        [WEIGHT_FP4_ROW] = few_f32_fp4},
-    {[WEIGHT_FP8_TILE] = few_bf16_fp8_tile,
-        [WEIGHT_FP8_ROW] = few_bf16_fp8_row,
-        [WEIGHT_FP4_ROW] = few_bf16_fp4},
+    {[WEIGHT_F32] = few_f32_f32, [WEIGHT_BF16] = few_f32_bf16, [WEIGHT_FP8_TILE] = few_f32_fp8_tile},
+    {[WEIGHT_FP8_TILE] = few_bf16_fp8_tile, [WEIGHT_FP4_ROW] = few_bf16_fp4},
 };
 
 /* ---- tiles of decoded weights ---- */
@@ -494,7 +480,7 @@ static void multiply_tile(const void *const *x, bool is_bf16, int32_t tokens, in
 void FOR_SET(multiply_rows)(const struct inputs *x, int32_t token, int32_t tokens, const struct matrix *w,
     int32_t row, int32_t rows, float *out, int64_t out_stride, void *memory) {
     struct tile *tile = memory;
-    if (tokens <= FEW_TOKENS) {
+    if (tokens <= FEW_TOKENS && few[x->is_bf16][w->format] != NULL) {
         /* what the tiles' scales lack, as vectors, fits the memory */
         int32_t tiles = (int32_t)(sizeof tile->values / (size_t)round_up(w->columns, STEP_COLUMNS)) - 1;
         for (int32_t r = 0; r < rows; r += tiles * GROUP)
