@@ -103,7 +103,8 @@ static enum result cpu_place(
     const struct kernels *self, const struct matrix *host, void *memory, struct matrix *placed) {
     (void)self;
     *placed = *host;
-    if (host->columns > MOST_COLUMNS && (host->format != WEIGHT_F32 || host->columns % 128 != 0))
+    if (host->rows > 1 && host->columns > MOST_COLUMNS &&
+        (host->format != WEIGHT_F32 || host->columns % 128 != 0))
         return fail(ERROR_INPUT, "a matrix of %d columns: the CPU kernels take up to %d", host->columns,
             MOST_COLUMNS);
     if (memory == NULL)

@@ -10,20 +10,20 @@
 #include <stddef.h> /* size_t */
 #include <stdint.h> /* int32_t, int64_t */
 
-/* Columns of a matrix, unless it is float32 and they are a multiple of 128: place refuses more. */
+/* Columns of a matrix with more than one row, unless it is float32 and they are a multiple of 128: place refuses more. */
 enum { MOST_COLUMNS = 16384 };
 
 enum { TURN_LISTS = 4 }; /* lists of positions whose sines and cosines a stream keeps */
 
-/* Scratch areas of a stream. An operation uses areas of its own, so that one may call another. */
+/* Scratch areas of a stream. An operation that calls another (mix calls product) uses none of its areas. */
 enum scratch_area {
-    SCRATCH_INPUT,                             /* decoded input rows of products and experts */
-    SCRATCH_WEIGHTS,                           /* one tile of decoded weights per thread */
-    SCRATCH_HIDDEN,                            /* experts: rounded hidden rows */
-    SCRATCH_TASKS,                             /* lists of work items */
-    SCRATCH_ROWS,                              /* decoded key/value rows */
-    SCRATCH_SCORES,                            /* attention and index scores */
-    SCRATCH_TURNS,                             /* sines and cosines: one area per list, see rows.c */
+    SCRATCH_INPUT,   /* prepared input rows of products and experts, queries of choose */
+    SCRATCH_WEIGHTS, /* one tile of decoded weights per thread */
+    SCRATCH_HIDDEN,  /* experts: rounded hidden rows */
+    SCRATCH_TASKS,   /* lists of work items, selections of choose */
+    SCRATCH_ROWS,    /* decoded key/value rows and scores of attention, tiles of choose */
+    SCRATCH_SCORES,  /* scores of choose, of the router and of images */
+    SCRATCH_TURNS,   /* sines and cosines: one area per list, see rows.c */
     SCRATCH_GRID = SCRATCH_TURNS + TURN_LISTS, /* sines and cosines of the grid of an image */
     SCRATCH_MIX,                               /* products of the stream mixers */
     SCRATCH_VISION,                            /* queries, keys and transposed values of one image */

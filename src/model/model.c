@@ -28,16 +28,17 @@ MUST_CHECK enum result model_allocate(struct model *model, size_t bytes, void *p
 enum {
     WEIGHTS_CHUNK = 256 << 20, /* bytes: placed weights share allocations, lest each has pages of its own */
     TOUCHED_SLICE = 16 << 20,
-    LARGE_PAGE = 2 << 20,
+    SMALL_PAGE = 4096, /* the least there are */
 };
 
 /* Clearing fresh pages takes longer than filling them, so all threads take part before one copies. */
-static void touch_slice(struct model *model) {
-    int64_t bytes = model->weights_left < TOUCHED_SLICE ? model->weights_left : TOUCHED_SLICE;
-    uint8_t *slice = model->weights_room;
-#pragma omp parallel for num_threads(model->kernels->threads) schedule(dynamic)
-    for (int64_t at = 0; at < bytes; at += LARGE_PAGE)
-        *(volatile uint8_t *)(slice + at) = 0;
+static void touch_pages(struct model *model, int64_t bytes) {
+    if (bytes < TOUCHED_SLICE)
+        bytes = model->weights_left < TOUCHED_SLICE ? model->weights_left : TOUCHED_SLICE;
+    uint8_t *pages = model->weights_room;
+#pragma omp parallel for num_threads(model->kernels->threads) schedule(static)
+    for (int64_t at = 0; at < bytes; at += SMALL_PAGE)
+        *(volatile uint8_t *)(pages + at) = 0;
     model->weights_touched = bytes;
 }
 
@@ -50,7 +51,7 @@ static enum result take_room(struct model *model, int64_t bytes, void **memory) 
         model->weights_touched = 0;
     }
     if (model->weights_touched < bytes && model->kernels->shares_host_memory)
-        touch_slice(model);
+        touch_pages(model, bytes);
     *memory = model->weights_room;
     model->weights_room += bytes;
     model->weights_left -= bytes;

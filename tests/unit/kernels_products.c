@@ -83,6 +83,15 @@ static void test_products_of_odd_columns(void **state) {
     }
 }
 
+/* Longer rows than decoded ones may have: the mixes of the residual streams have them, in float32. */
+static void test_products_of_long_rows(void **state) {
+    (void)state;
+    static const int32_t columns[] = {20480, 28672}, tokens[] = {1, 8, 13};
+    for (size_t c = 0; c < sizeof columns / sizeof columns[0]; c++)
+        for (size_t t = 0; t < sizeof tokens / sizeof tokens[0]; t++)
+            check_product(WEIGHT_F32, ROWS_F32, 24, columns[c], tokens[t]);
+}
+
 static void test_scales_at_the_ends(void **state) {
     (void)state;
     static const uint8_t ends[] = {0, 1, 127, 246};
@@ -280,6 +289,7 @@ static void test_no_tokens(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_products),
+        cmocka_unit_test(test_products_of_long_rows),
         cmocka_unit_test(test_products_of_odd_columns),
         cmocka_unit_test(test_scales_at_the_ends),
         cmocka_unit_test(test_grouped_products),

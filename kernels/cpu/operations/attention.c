@@ -360,8 +360,6 @@ static void sum_strip(const struct attention_call *call, const struct attention_
         int32_t stored = call->heads - h;
         if (vectors == SUM_VECTORS)
             sum_tile(call, list, weight, inverse, values, out, stored, columns, SUM_HEADS, SUM_VECTORS);
-        else if (vectors == 2)
-            sum_tile(call, list, weight, inverse, values, out, stored, columns, SUM_HEADS, 2);
         else
             sum_tile(call, list, weight, inverse, values, out, stored, columns, SUM_HEADS, 1);
     }
@@ -390,7 +388,7 @@ static void attend_token(const struct attention_call *call, const struct attenti
         weigh(call, h, count, space->scores, space->inverse);
     int32_t vectors = call->padded / LANES;
     for (int32_t v = 0; v < vectors;) {
-        int32_t left = vectors - v, now = least(left, SUM_VECTORS); /* rather 2 and 2 than 3 and 1 */
+        int32_t left = vectors - v, now = least(left, SUM_VECTORS);
         sum_strip(call, space, token, list, v, now);
         v += now;
     }

@@ -73,7 +73,7 @@ static inline __attribute__((always_inline)) __m512i lanes_of(int a, int b, int 
         first + d * next, first + d * next);
 }
 
-/* What scale codes lack to the largest one, as exponents: words [count]; reads and writes up to a multiple of 32. */
+/* What scale codes lack to the largest one, as exponents: words [count]; writes up to a multiple of 32. */
 static inline void lacking_words(
     const uint8_t *scales, int32_t count, int largest, int least_scale, uint16_t *out) {
     const __m256i top = _mm256_set1_epi8((char)largest),

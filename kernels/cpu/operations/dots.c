@@ -1,8 +1,8 @@
 /* Dot products of input rows with decoded weight rows.
  *
- * The sum of one (token, output) is the same for every shape of the call: blocks of BLOCK_COLUMNS columns, each summed
- * in LANES lanes by one chain of multiply-adds, folded as sum_lanes does, the blocks' sums added in order. The
- * register tiles below only compute several such sums side by side.
+ * The sum of one (token, output) is the same for every shape of the call: blocks of columns, as many as callers take at once
+ * (BLOCK_COLUMNS, unless they say otherwise), each summed in LANES lanes by one chain of multiply-adds, folded as
+ * sum_lanes does, the blocks' sums added in order. The register tiles below only compute several such sums side by side.
  */
 #include "kernels/cpu/operations/fold.h"
 #include "kernels/cpu/operations/internal.h"

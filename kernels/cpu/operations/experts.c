@@ -16,7 +16,7 @@ struct segment {
 struct experts_call {
     const struct expert_pairs *pairs;
     const struct expert_weights *experts;
-    const struct segment *segments;
+    struct segment *segments;
     struct inputs input;  /* [count]: prepared input row of each pair */
     struct inputs hidden; /* [count]: the pair's prepared hidden row */
     int32_t inner;
@@ -109,7 +109,7 @@ static void experts(struct stream *stream, const struct rows *x, const struct ex
         .limit = limit,
         .is_rounded = x->encoding == ROWS_FP8};
     prepare(stream, x, &call);
-    int32_t segments = find_segments(pairs, (struct segment *)call.segments);
+    int32_t segments = find_segments(pairs, call.segments);
     bool has_few = pairs->count <= FEW_TOKENS * segments;
     int32_t inner = call.inner, outer = first->w2.rows;
     int32_t hidden =

@@ -26,7 +26,8 @@ void FOR_SET(fill_vision)(struct kernels *kernels);
 
 enum {
     BLOCK_COLUMNS =
-        512,        /* columns summed in lanes before their sum is added to the output; a multiple of GROUP */
+        512,        /* columns summed in lanes before their sum is added to the output, unless a caller of
+                       dot_tile chooses others; a multiple of GROUP */
     TILE_ROWS = 32, /* weight rows decoded at once; a multiple of GROUP */
 };
 
@@ -63,7 +64,7 @@ struct inputs {
 
 enum {
     PART_COLUMNS = 128, /* columns prepared at once by prepare_part */
-    FEW_TOKENS = 6,     /* up to so many, weights are decoded in registers */
+    FEW_TOKENS = 6,     /* up to so many, work is cut into few, long items: see item_rows */
 };
 
 /* Outputs of one work item, a multiple of `least`, when `runs` runs of `rows` outputs are shared out. Weights that few tokens
@@ -78,11 +79,11 @@ static inline int32_t item_rows(
 struct inputs FOR_SET(prepare_inputs)(
     struct stream *stream, const struct rows *x, int32_t tokens, enum weight_format format);
 
-/* Bytes of one prepared row, a multiple of 64. */
+/* Bytes of one prepared row, a multiple of a vector. */
 size_t FOR_SET(prepared_bytes)(int32_t columns, bool is_bf16);
 
 /* Columns [column, column + count) of a row, column a multiple of PART_COLUMNS and count at most that: rounded to FP8
- * (count is a multiple of GROUP then) if asked, and put into the prepared row, the rest of the part being zeros. values
+ * (count is a multiple of GROUP then) if asked, and put into the prepared row, which is padded with zeros as prepare_inputs does it. values
  * is overwritten. BF16 rows are always rounded. */
 void FOR_SET(prepare_part)(enum weight_format format, bool is_bf16, bool round, float *values, int32_t column,
     int32_t count, void *row);

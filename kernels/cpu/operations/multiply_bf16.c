@@ -3,8 +3,9 @@
  *
  * The sum of one (token, output) is the same for every shape of the call: blocks of columns, each summed in 16 lanes by one
  * chain of dot products or multiply-adds over the decoded vectors in turn, folded as sum_lanes does, the blocks' sums added
- * in order. Weights are decoded a few whole rows at a time, in the order in which they lie in memory, which is what
- * prefetchers can follow: in registers for few tokens, else into a tile in the cache.
+ * in order. Weights are read in the order in which they lie in memory, which is what prefetchers can follow, and decoded in
+ * registers for few tokens (of the formats that the model meets often), else a few whole rows at a time into a tile in
+ * the cache.
  */
 #include "kernels/cpu/operations/bf16_decode.h"
 #include "kernels/cpu/operations/fold.h"
@@ -20,7 +21,7 @@ enum {
     MICRO_TOKENS = 6,
     SOME_TOKENS = 2 * MICRO_TOKENS, /* up to so many, a tile is small enough for the nearest cache */
     STEP_FLOAT_VECTORS = STEP_COLUMNS / LANES,
-    ROW_END = 64, /* bytes after a row of a tile: a stride of 2^n would crowd cache sets */
+    ROW_END = 64, /* bytes after a row of a tile or an input: a stride of 2^n would crowd cache sets */
 };
 
 enum { MOST_GROUPS = MOST_COLUMNS / GROUP };
@@ -480,33 +481,30 @@ static void multiply_tile(const void *const *x, bool is_bf16, int32_t tokens, in
 void FOR_SET(multiply_rows)(const struct inputs *x, int32_t token, int32_t tokens, const struct matrix *w,
     int32_t row, int32_t rows, float *out, int64_t out_stride, void *memory) {
     struct tile *tile = memory;
+    int32_t padded = round_up(w->columns, STEP_COLUMNS), now;
     if (tokens <= FEW_TOKENS && few[x->is_bf16][w->format] != NULL) {
         /* what the tiles' scales lack, as vectors, fits the memory */
-        int32_t tiles = (int32_t)(sizeof tile->values / (size_t)round_up(w->columns, STEP_COLUMNS)) - 1;
-        for (int32_t r = 0; r < rows; r += tiles * GROUP)
+        int32_t fitting = (int32_t)(sizeof tile->values / (size_t)padded - 1) * GROUP;
+        int32_t most = w->format == WEIGHT_FP8_TILE ? fitting : rows;
+        for (int32_t r = 0; r < rows; r += most)
             few[x->is_bf16][w->format][tokens](
-                x->rows + token, w, row + r, least(tiles * GROUP, rows - r), out + r, out_stride, tile);
+                x->rows + token, w, row + r, least(most, rows - r), out + r, out_stride, tile);
         return;
     }
-    int64_t stride = (int64_t)round_up(w->columns, STEP_COLUMNS) * (x->is_bf16 ? 2 : 4) + ROW_END;
-    int32_t fitting = (int32_t)((int64_t)sizeof tile->values / stride) / MICRO_ROWS * MICRO_ROWS;
-    int32_t most = tokens <= SOME_TOKENS ? MICRO_ROWS : least(TILE_ROWS, fitting), now;
+    bool is_in_place = w->format == WEIGHT_F32 && w->columns % STEP_COLUMNS == 0;
+    int64_t stride = (int64_t)padded * (x->is_bf16 ? 2 : 4) + ROW_END;
+    int32_t fitting = is_in_place ? TILE_ROWS : (int32_t)((int64_t)sizeof tile->values / stride);
+    int32_t most = tokens <= SOME_TOKENS ? MICRO_ROWS : least(TILE_ROWS, fitting / MICRO_ROWS * MICRO_ROWS);
     int32_t block = x->is_bf16 ? WORD_BLOCK : FLOAT_BLOCK;
-    int32_t pieces =
-        (w->columns + block - 1) / block * ((tokens + MICRO_TOKENS - 1) / MICRO_TOKENS); /* strips */
+    int32_t strips = (w->columns + block - 1) / block * ((tokens + MICRO_TOKENS - 1) / MICRO_TOKENS);
     for (int32_t r = 0; r < rows; r += now) {
         now = least(least(most, rows - r), GROUP - (row + r) % GROUP);
         struct weight_rows weights = open_rows(w, row + r);
-        struct ahead ahead = open_ahead(&weights, now, least(now, w->rows - row - r - now), tokens, pieces);
-        const uint8_t *values = tile->values;
-        int64_t value_stride = stride;
-        if (w->format == WEIGHT_F32 && w->columns % STEP_COLUMNS == 0) {
-            values = weights.codes;
-            value_stride = weights.stride;
-        } else {
+        struct ahead ahead = open_ahead(&weights, now, least(now, w->rows - row - r - now), tokens, strips);
+        if (!is_in_place)
             fill_tile(w->format, x->is_bf16, &weights, now, tile, stride);
-        }
-        multiply_tile(x->rows + token, x->is_bf16, tokens, w->columns, values, value_stride, now, out + r,
+        multiply_tile(x->rows + token, x->is_bf16, tokens, w->columns,
+            is_in_place ? weights.codes : tile->values, is_in_place ? weights.stride : stride, now, out + r,
             out_stride, &ahead);
     }
 }
@@ -520,7 +518,7 @@ bool FOR_SET(uses_bf16)(enum row_encoding encoding, enum weight_format format) {
 
 size_t FOR_SET(prepared_bytes)(int32_t columns, bool is_bf16) {
     /* a row's end keeps rows of 2^n bytes from crowding cache sets */
-    return (size_t)round_up(columns, STEP_COLUMNS) * (is_bf16 ? 2 : 4) + 64;
+    return (size_t)round_up(columns, STEP_COLUMNS) * (is_bf16 ? 2 : 4) + ROW_END;
 }
 
 /* A step's FP8 codes and scales as BF16 numbers in the order of the weights; NaN codes are NaN. */
