@@ -117,7 +117,7 @@ static void find_keys(
 /* Order-preserving integers: larger score, larger key; 0: never chosen (NaN and -infinity). */
 static inline void store_sort_keys(uint32_t *keys, lanes score) {
     int_lanes bits = (int_lanes)(score + 0.0f); /* -0 becomes 0 */
-    int_lanes key = bits ^ (bits >> 31 | (int_lanes)splat(-0.0f));
+    int_lanes key = bits ^ ((bits < 0) | (int_lanes)splat(-0.0f));
     key &= score > splat(-INFINITY);
     memcpy(keys, &key, sizeof key);
 }
