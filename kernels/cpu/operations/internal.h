@@ -71,7 +71,7 @@ enum {
  * meet come from memory, whose prefetchers want long streams: about `items` items in all. Else items are small. */
 static inline int32_t item_rows(
     bool has_few_tokens, int32_t rows, int32_t runs, int32_t items, int32_t least_rows) {
-    int32_t cuts = items > runs ? (items + runs - 1) / runs : 1;
+    int32_t cuts = runs > 0 && items > runs ? (items + runs - 1) / runs : 1;
     return has_few_tokens ? round_up((rows + cuts - 1) / cuts, least_rows) : least_rows;
 }
 
