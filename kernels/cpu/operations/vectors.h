@@ -27,7 +27,7 @@ enum { LANES = 4 };
 
 typedef float lanes __attribute__((vector_size(LANES * 4), may_alias));
 typedef int32_t int_lanes __attribute__((vector_size(LANES * 4), may_alias));
-typedef float unaligned_lanes __attribute__((vector_size(LANES * 4), may_alias, aligned(4)));
+typedef float unaligned_lanes __attribute__((vector_size(LANES * 4), may_alias, aligned(1)));
 
 static inline int32_t round_up(int32_t value, int32_t multiple) {
     return (value + multiple - 1) / multiple * multiple;
