@@ -602,12 +602,13 @@ static void score_rows(
         if (!call->choice->use_candidates && first >= visible_rows(call, t))
             continue;
 #ifdef HAVE_PACKED_SCORES
-        if (call->is_packed)
+        if (call->is_packed) {
             score_packed_tile(call, t,
                 call->queries + (int64_t)(t - begin) * call->choice->heads * call->query_bytes, tile, scores);
-        else
+            continue;
+        }
 #endif
-            score_tile(call, t, tile, scores);
+        score_tile(call, t, tile, scores);
     }
 }
 
