@@ -36,10 +36,9 @@ struct matrix {
     int32_t rows, columns;
 };
 
-/* Bytes of a matrix's values and of its scales. */
-static inline int64_t matrix_value_bytes(const struct matrix *w) {
-    int64_t cells = (int64_t)w->rows * w->columns;
-    switch (w->format) {
+/* Bytes of `cells` values; a multiple of 2 cells for FP4. */
+static inline int64_t weight_bytes(enum weight_format format, int64_t cells) {
+    switch (format) {
     case WEIGHT_F32:
         return cells * 4;
     case WEIGHT_BF16:
@@ -51,6 +50,11 @@ static inline int64_t matrix_value_bytes(const struct matrix *w) {
         return cells / 2;
     }
     return 0;
+}
+
+/* Bytes of a matrix's values and of its scales. */
+static inline int64_t matrix_value_bytes(const struct matrix *w) {
+    return weight_bytes(w->format, (int64_t)w->rows * w->columns);
 }
 
 static inline int64_t matrix_scale_bytes(const struct matrix *w) {

@@ -46,12 +46,7 @@ struct weight_rows {
 
 /* Rows from `row` on, within one tile of scales. */
 static struct weight_rows open_rows(const struct matrix *w, int32_t row) {
-    static const int32_t bits[] = {[WEIGHT_F32] = 32,
-        [WEIGHT_BF16] = 16,
-        [WEIGHT_FP8_TILE] = 8,
-        [WEIGHT_FP8_ROW] = 8,
-        [WEIGHT_FP4_ROW] = 4};
-    int64_t stride = (int64_t)w->columns * bits[w->format] / 8, groups = (w->columns + GROUP - 1) / GROUP;
+    int64_t stride = weight_bytes(w->format, w->columns), groups = (w->columns + GROUP - 1) / GROUP;
     bool is_tile = w->format == WEIGHT_FP8_TILE;
     return (struct weight_rows){.codes = (const uint8_t *)w->values + row * stride,
         .scales = w->scales == NULL ? NULL : w->scales + (is_tile ? row / GROUP : row) * groups,
@@ -107,26 +102,10 @@ static inline __attribute__((always_inline)) void decode_floats(const enum weigh
     }
 }
 
-static inline __attribute__((always_inline)) int32_t code_bytes(
-    const enum weight_format format, int32_t columns) {
-    switch (format) {
-    case WEIGHT_F32:
-        return columns * 4;
-    case WEIGHT_BF16:
-        return columns * 2;
-    case WEIGHT_FP8_TILE:
-    case WEIGHT_FP8_ROW:
-        return columns;
-    case WEIGHT_FP4_ROW:
-        return columns / 2;
-    }
-    return 0;
-}
-
 /* The codes of a row's last, partial step, padded with zeros. */
 static void pad_codes(enum weight_format format, const uint8_t *codes, int32_t count, uint8_t *padded) {
     memset(padded, 0, STEP_COLUMNS * sizeof(float));
-    memcpy(padded, codes, (size_t)code_bytes(format, count));
+    memcpy(padded, codes, (size_t)weight_bytes(format, count));
 }
 
 /* What the scales of a row lack, up to a multiple of a step. */
@@ -211,15 +190,15 @@ static inline __attribute__((always_inline)) void few_micro(const enum weight_fo
         for (; c + STEP_COLUMNS <= end; c += STEP_COLUMNS)
 #pragma GCC unroll 4
             for (int32_t r = 0; r < MICRO_ROWS; r += side) {
-                const uint8_t *codes[2] = {w->codes[r] + code_bytes(format, c),
-                    side == 2 ? w->codes[r + 1] + code_bytes(format, c) : NULL};
+                const uint8_t *codes[2] = {w->codes[r] + weight_bytes(format, c),
+                    side == 2 ? w->codes[r + 1] + weight_bytes(format, c) : NULL};
                 few_step(format, is_bf16, codes, w, r, c, &tables, input, &sum[0][r], tokens, side);
             }
         if (__builtin_expect(c < end, 0))
             for (int32_t r = 0; r < MICRO_ROWS; r++) {
                 uint8_t padded[STEP_COLUMNS * sizeof(float)];
                 const uint8_t *codes[2] = {padded, NULL};
-                pad_codes(format, w->codes[r] + code_bytes(format, c), end - c, padded);
+                pad_codes(format, w->codes[r] + weight_bytes(format, c), end - c, padded);
                 few_step(format, is_bf16, codes, w, r, c, &tables, input, &sum[0][r], tokens, 1);
             }
 #pragma GCC unroll 8
@@ -332,10 +311,10 @@ static inline __attribute__((always_inline)) void fill_rows(const enum weight_fo
         if (w->scales != NULL && (r == 0 || w->scale_stride > 0))
             fill_lacking(format, w->scales + r * w->scale_stride, w->columns, tile->lacking);
         for (; c + STEP_COLUMNS <= w->columns; c += STEP_COLUMNS, to += STEP_COLUMNS * (is_bf16 ? 2 : 4))
-            put_step(format, is_bf16, codes + code_bytes(format, c), lacking + c / GROUP, &tables, to);
+            put_step(format, is_bf16, codes + weight_bytes(format, c), lacking + c / GROUP, &tables, to);
         if (c < w->columns) {
             uint8_t padded[STEP_COLUMNS * sizeof(float)];
-            pad_codes(format, codes + code_bytes(format, c), w->columns - c, padded);
+            pad_codes(format, codes + weight_bytes(format, c), w->columns - c, padded);
             put_step(format, is_bf16, padded, lacking + c / GROUP, &tables, to);
         }
     }

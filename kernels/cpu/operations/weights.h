@@ -40,15 +40,10 @@ static inline float scale_factor(enum weight_format format, uint8_t scale) {
 /* Rows [row, row + rows), rows <= TILE_ROWS, columns [column, column + columns) of w. */
 static inline void open_block(const struct matrix *w, int32_t row, int32_t rows, int32_t column,
     int32_t columns, struct weight_block *block) {
-    static const int32_t bits[] = {[WEIGHT_F32] = 32,
-        [WEIGHT_BF16] = 16,
-        [WEIGHT_FP8_TILE] = 8,
-        [WEIGHT_FP8_ROW] = 8,
-        [WEIGHT_FP4_ROW] = 4};
     int64_t groups = (w->columns + GROUP - 1) / GROUP;
     block->format = w->format;
-    block->stride = (int64_t)w->columns * bits[w->format] / 8;
-    block->codes = (const uint8_t *)w->values + row * block->stride + (int64_t)column * bits[w->format] / 8;
+    block->stride = weight_bytes(w->format, w->columns);
+    block->codes = (const uint8_t *)w->values + row * block->stride + weight_bytes(w->format, column);
     block->columns = columns;
     block->factor_stride = 0;
     if (w->scales == NULL)
