@@ -47,10 +47,6 @@ struct weight_block; /* weights.h */
 /* Values of a block's first `rows` rows: out[r * stride + c], padded with zeros to a multiple of LANES. */
 void FOR_SET(decode_block)(const struct weight_block *block, int32_t rows, float *out, int64_t stride);
 
-/* Decodes rows into the scratch area SCRATCH_INPUT, or leaves float32 rows of fitting shape where they are; pointers[t]
- * for t < tokens are the rows, padded with zeros to a multiple of LANES. The pointers lie in scratch too. */
-const float *const *FOR_SET(input_rows)(struct stream *stream, const struct rows *x, int32_t tokens);
-
 /* ---- products with packed weights (multiply_float.c, multiply_bf16.c) ----
  *
  * How input rows must lie in memory depends on the instruction set and on the weights: numbers of which type, columns

@@ -116,10 +116,36 @@ void FOR_SET(multiply_rows)(const struct inputs *x, int32_t token, int32_t token
 
 /* ---- inputs ---- */
 
+/* Decodes rows into the scratch area SCRATCH_INPUT, or leaves float32 rows of fitting shape where they are; pointers[t] for
+ * t < tokens are the rows, padded with zeros to a multiple of LANES. The pointers lie in scratch too. */
+static const float *const *input_rows(struct stream *stream, const struct rows *x, int32_t tokens) {
+    int32_t padded = round_up(x->columns, LANES);
+    bool in_place = x->encoding == ROWS_F32 && padded == x->columns;
+    size_t pointer_bytes = ((size_t)tokens * sizeof(float *) + 63) / 64 * 64;
+    size_t value_bytes = in_place ? 0 : (size_t)tokens * (size_t)padded * sizeof(float);
+    const float **pointers = stream_scratch(stream, SCRATCH_INPUT, pointer_bytes + value_bytes);
+    float *values = (float *)((uint8_t *)pointers + pointer_bytes);
+#pragma omp parallel for num_threads(                                                                        \
+    stream->threads) if (!in_place && is_worth_threads((int64_t)tokens * padded))
+    for (int32_t t = 0; t < tokens; t++) {
+        const uint8_t *from = (const uint8_t *)x->data + t * x->stride;
+        if (in_place) {
+            pointers[t] = (const float *)from;
+            continue;
+        }
+        float *to = values + (int64_t)t * padded;
+        decode_row_fast(x->encoding, from, x->columns, to);
+        for (int32_t c = x->columns; c < padded; c++)
+            to[c] = 0;
+        pointers[t] = to;
+    }
+    return pointers;
+}
+
 struct inputs FOR_SET(prepare_inputs)(
     struct stream *stream, const struct rows *x, int32_t tokens, enum weight_format format) {
     (void)format;
-    return (struct inputs){(const void *const *)FOR_SET(input_rows)(stream, x, tokens), false};
+    return (struct inputs){(const void *const *)input_rows(stream, x, tokens), false};
 }
 
 bool FOR_SET(uses_bf16)(enum row_encoding encoding, enum weight_format format) {

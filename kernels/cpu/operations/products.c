@@ -1,40 +1,11 @@
 /* Products of rows with packed weights. */
 #include "kernels/cpu/operations/internal.h"
-#include "kernels/cpu/operations/weights.h"
 
 enum {
     CHUNK_TOKENS = 192, /* tokens of one work item: enough to pay for decoding its weights */
     LEAST_SHARE = 64,   /* tokens of a thread, when tokens are shared out */
     LEAST_ROWS = 64,    /* outputs of one work item; a multiple of GROUP */
 };
-
-/* ---- inputs ---- */
-
-const float *const *FOR_SET(input_rows)(struct stream *stream, const struct rows *x, int32_t tokens) {
-    int32_t padded = round_up(x->columns, LANES);
-    bool in_place = x->encoding == ROWS_F32 && padded == x->columns;
-    size_t pointer_bytes = ((size_t)tokens * sizeof(float *) + 63) / 64 * 64;
-    size_t value_bytes = in_place ? 0 : (size_t)tokens * (size_t)padded * sizeof(float);
-    const float **pointers = stream_scratch(stream, SCRATCH_INPUT, pointer_bytes + value_bytes);
-    float *values = (float *)((uint8_t *)pointers + pointer_bytes);
-#pragma omp parallel for num_threads(                                                                        \
-    stream->threads) if (!in_place && is_worth_threads((int64_t)tokens * padded))
-    for (int32_t t = 0; t < tokens; t++) {
-        const uint8_t *from = (const uint8_t *)x->data + t * x->stride;
-        if (in_place) {
-            pointers[t] = (const float *)from;
-            continue;
-        }
-        float *to = values + (int64_t)t * padded;
-        decode_row_fast(x->encoding, from, x->columns, to);
-        for (int32_t c = x->columns; c < padded; c++)
-            to[c] = 0;
-        pointers[t] = to;
-    }
-    return pointers;
-}
-
-/* ---- operations ---- */
 
 /* One product: what the threads share. */
 struct product_call {
