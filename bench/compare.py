@@ -86,7 +86,7 @@ def compare_models(arguments, problems):
             if name in wanted:
                 found[name] = speeds(run(name, command, arguments.timeout, problems))
     ours, others = found.get("nocturne", {}), [name for name in found if name != "nocturne"]
-    print(f"\nTokens a second, threads: {arguments.threads}, {arguments.checkpoint}")
+    print(f"\nTokens a second, threads: {arguments.threads}, checkpoint {os.path.basename(os.path.normpath(arguments.checkpoint))}")
     print(f"{'phase':<12} {'nocturne':>9} {'of limit':>8}" + "".join(f" {name:>9} {'ratio':>7}" for name in others))
     for key in [*(("decode", int(batch)) for batch in BATCHES.split(",")), ("prefill", PROMPT)]:
         row = ours.get(key, {})

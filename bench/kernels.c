@@ -269,7 +269,7 @@ int main(int argc, char **argv) {
     bench_attention(&bench);
     bench_rows(&bench);
     kernels->stream_free(kernels, bench.cases.stream);
-    kernels_cpu_free(kernels);
+    kernels_free(kernels);
     free(bench.wanted);
     return 0;
 }

@@ -73,20 +73,7 @@ static double prefill_operations(const struct bench *b, int32_t prompt) {
 }
 
 static double bytes_of(const struct matrix *w) {
-    double n = cells(w);
-    switch (w->format) {
-    case WEIGHT_F32:
-        return 4 * n;
-    case WEIGHT_BF16:
-        return 2 * n;
-    case WEIGHT_FP8_TILE:
-        return n * (1 + 1.0 / 1024);
-    case WEIGHT_FP8_ROW:
-        return n * (1 + 1.0 / 32);
-    case WEIGHT_FP4_ROW:
-        return n * (0.5 + 1.0 / 32);
-    }
-    return 0;
+    return (double)(matrix_value_bytes(w) + matrix_scale_bytes(w));
 }
 
 /* Floating-point operations of a step that decodes `batch` sequences. */
@@ -542,7 +529,7 @@ static enum result run(int argc, char **argv) {
     TRY(measure(&b, &o));
     model_free(b.model);
     checkpoint_close(b.checkpoint);
-    kernels_cpu_free(kernels);
+    kernels_free(kernels);
     free(b.ids);
     free(b.logits);
     free(folders.items);

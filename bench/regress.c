@@ -145,7 +145,7 @@ static void count_kernels(struct regress *regress, const char *instruction_set) 
         case_free(one);
     }
     kernels->stream_free(kernels, regress->cases.stream);
-    kernels_cpu_free(kernels);
+    kernels_free(kernels);
 }
 
 /* ---- text ---- */

@@ -18,6 +18,10 @@
 #include <stddef.h>  /* size_t */
 #include <stdint.h>  /* int32_t, uint8_t */
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* ---- weights ---- */
 
 enum weight_format {
@@ -120,12 +124,20 @@ struct rope {
 
 /* ---- experts' work ---- */
 
-/* (row, expert) pairs sorted by expert, then by row: host memory. */
+/* (row, expert) pairs sorted by expert: device arrays, so that a device may have made them itself. */
 struct expert_pairs {
-    int32_t count;
-    const int32_t *row;    /* [count]: index of an input row */
-    const int32_t *expert; /* [count]: index into the expert_weights array, ascending */
-    const float *weight;   /* [count]: routing weight, applied before the down projection */
+    int32_t count;        /* pairs; where only the device knows them, the most that there can be */
+    int32_t experts;      /* length of the expert_weights array */
+    const int32_t *start; /* [experts + 1]: pairs of expert e are start[e] .. start[e + 1] - 1 */
+    const int32_t *row;   /* [count]: index of an input row */
+    const float *weight;  /* [count]: routing weight, applied before the down projection */
+};
+
+/* ---- copies of rows ---- */
+
+struct row_copy {
+    float *to; /* NULL: nothing */
+    const float *from;
 };
 
 /* ---- sparse attention ---- */
@@ -149,6 +161,8 @@ struct kernels {
      * where device memory is asked for. copy_in and copy_out work all the same. */
     bool shares_host_memory;
 
+    void (*destroy)(const struct kernels *self); /* called by kernels_free */
+
     /* ---- memory and order ---- */
     /* A stream owns the scratch memory of its operations; one thread at a time enqueues on it. */
     enum result (*stream_create)(const struct kernels *self, struct stream **stream);
@@ -156,11 +170,18 @@ struct kernels {
     enum result (*allocate)(
         const struct kernels *self, size_t bytes, void **memory); /* zeroed; 64-byte aligned */
     void (*release)(const struct kernels *self, void *memory);
+    /* Bytes of device memory that nobody has yet; NULL where that is host memory. */
+    int64_t (*memory_left)(const struct kernels *self);
     void (*copy_in)(struct stream *stream, void *device, const void *host, size_t bytes);
     void (*copy_out)(struct stream *stream, void *host, const void *device, size_t bytes);
     void (*copy)(
         struct stream *stream, void *to, const void *from, size_t bytes); /* device to device, no overlap */
-    void (*synchronize)(struct stream *stream);
+    /* Copies rows of `columns` float32 within device memory, list [count] being there too. What is written is not read by the same
+     * call. */
+    void (*copy_rows)(struct stream *stream, const struct row_copy *list, int32_t count, int32_t columns);
+    /* Waits for the work enqueued so far. Operations return nothing: a device that refused or failed in one of them is reported
+     * here (ERROR_INTERNAL, ERROR_MEMORY), and the results since are worthless. Never fails on the CPU. */
+    enum result (*synchronize)(struct stream *stream);
     /* Bytes of device memory that `place` needs for a matrix, a multiple of 64. */
     int64_t (*placed_bytes)(const struct kernels *self, const struct matrix *host);
     /* Makes a checkpoint's matrix usable on the device: copies it into `memory`, device memory of placed_bytes that must live
@@ -178,7 +199,8 @@ struct kernels {
     void (*grouped_product)(struct stream *stream, const float *x, int32_t tokens, int32_t groups,
         const struct matrix *w, float *out);
     /* out[p] = w2 (round(silu(min(w1 x, limit)) * clamp(w3 x, limit) * weight)) for each pair: [count, D] float32.
-     * The hidden row is rounded to FP8 when x is ROWS_FP8, else not. Pairs and matrices: expert_pairs. */
+     * The hidden row is rounded to FP8 when x is ROWS_FP8, else not. experts [pairs->experts] is host memory that stays as it is
+     * while the stream lives. */
     void (*experts)(struct stream *stream, const struct rows *x, const struct expert_pairs *pairs,
         const struct expert_weights *experts, float limit, float *out);
 
@@ -283,10 +305,22 @@ struct kernels {
 };
 
 /* The CPU backend with `threads` threads (0: OpenMP's default), for the best instruction set this machine has, or
- * the one named ("generic", "avx2", "avx512", "avx512bf16"). *kernels is owned by the backend; kernels_cpu_free ends it.
+ * the one named ("generic", "avx2", "avx512", "avx512bf16"). *kernels is owned by the backend; kernels_free ends it.
  * ERROR_USAGE for a name this machine or build does not have. */
 MUST_CHECK enum result kernels_cpu_create(
     int32_t threads, const char *instruction_set, const struct kernels **kernels);
-void kernels_cpu_free(const struct kernels *kernels);
+
+/* The CUDA backend on one of the devices that this process sees, numbered from 0; kernels_free ends it. ERROR_USAGE, saying
+ * what is missing, when this build has no CUDA, the machine no driver, or the device does not exist or is too old. */
+MUST_CHECK enum result kernels_cuda_create(int32_t device, const struct kernels **kernels);
+
+/* Devices the CUDA backend can use; 0 without a driver or in a build without CUDA, *why saying which (a static text). */
+int32_t kernels_cuda_devices(const char **why);
+
+void kernels_free(const struct kernels *kernels); /* NULL is allowed */
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -129,9 +129,18 @@ static void print_instruction_sets(void) {
         if (kernels_cpu_create(1, names[i], &kernels) != OK)
             continue;
         printf(" %s", names[i]);
-        kernels_cpu_free(kernels);
+        kernels_free(kernels);
     }
     printf("\n");
+}
+
+static void print_devices(void) {
+    const char *why = NULL;
+    int32_t devices = kernels_cuda_devices(&why);
+    if (devices > 0)
+        printf("cuda devices: %d\n", devices);
+    else
+        printf("cuda devices: none: %s\n", why);
 }
 
 static void print_version(void) {
@@ -147,6 +156,7 @@ static void print_version(void) {
         printf("hdf5: %u.%u.%u\n", major, minor, release);
     printf("hwloc: API %u.%u.%u\n", hwloc >> 16, hwloc >> 8 & 0xff, hwloc & 0xff);
     print_instruction_sets();
+    print_devices();
 }
 
 /* ---- dispatch ---- */

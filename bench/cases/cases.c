@@ -124,45 +124,16 @@ struct rows random_input(
     return rows;
 }
 
-static size_t value_bytes(enum weight_format format, int32_t rows, int32_t columns) {
-    size_t count = (size_t)rows * (size_t)columns;
-    switch (format) {
-    case WEIGHT_F32:
-        return count * 4;
-    case WEIGHT_BF16:
-        return count * 2;
-    case WEIGHT_FP8_TILE:
-    case WEIGHT_FP8_ROW:
-        return count;
-    case WEIGHT_FP4_ROW:
-        return count / 2;
-    }
-    return 0;
-}
-
-static size_t scale_count(enum weight_format format, int32_t rows, int32_t columns) {
-    size_t tiles = round_up((size_t)columns, TILE) / TILE;
-    switch (format) {
-    case WEIGHT_F32:
-    case WEIGHT_BF16:
-        return 0;
-    case WEIGHT_FP8_TILE:
-        return round_up((size_t)rows, TILE) / TILE * tiles;
-    case WEIGHT_FP8_ROW:
-    case WEIGHT_FP4_ROW:
-        return (size_t)rows * tiles;
-    }
-    return 0;
-}
-
 size_t matrix_bytes(enum weight_format format, int32_t rows, int32_t columns) {
-    return value_bytes(format, rows, columns) + scale_count(format, rows, columns);
+    struct matrix shape = {.format = format, .rows = rows, .columns = columns};
+    return (size_t)(matrix_value_bytes(&shape) + matrix_scale_bytes(&shape));
 }
 
 struct matrix random_matrix(const struct kernels *kernels, uint8_t *memory, enum weight_format format,
     int32_t rows, int32_t columns) {
-    const size_t bytes = value_bytes(format, rows, columns), scales = scale_count(format, rows, columns);
-    struct matrix host = {memory, scales > 0 ? memory + bytes : NULL, format, rows, columns}, placed;
+    struct matrix host = {memory, NULL, format, rows, columns}, placed;
+    const size_t bytes = (size_t)matrix_value_bytes(&host), scales = (size_t)matrix_scale_bytes(&host);
+    host.scales = scales > 0 ? memory + bytes : NULL;
     if (format == WEIGHT_F32)
         fill_floats((void *)memory, bytes / sizeof(float));
     else if (format == WEIGHT_BF16)
@@ -266,7 +237,7 @@ struct experts_case {
 
 /* Pairs of `tokens` tokens, sorted by expert, into arrays that are there already; returns the number of experts met. */
 static int32_t fill_pairs(struct experts_case *c, struct expert_pairs *pairs, int32_t tokens) {
-    int32_t *row = (int32_t *)pairs->row, *expert = (int32_t *)pairs->expert, met = 0;
+    int32_t *row = (int32_t *)pairs->row, *start = (int32_t *)pairs->start, met = 0;
     memset(c->visited, 0, (size_t)tokens * (size_t)c->experts);
     for (int32_t t = 0; t < tokens; t++)
         for (int32_t i = 0; i < c->chosen;) {
@@ -276,13 +247,12 @@ static int32_t fill_pairs(struct experts_case *c, struct expert_pairs *pairs, in
         }
     pairs->count = 0;
     for (int32_t e = 0; e < c->experts; e++) {
-        int32_t before = pairs->count;
+        start[e] = pairs->count;
         for (int32_t t = 0; t < tokens; t++)
-            if (c->visited[t * c->experts + e]) {
-                row[pairs->count] = t;
-                expert[pairs->count++] = e;
-            }
-        met += pairs->count > before;
+            if (c->visited[t * c->experts + e])
+                row[pairs->count++] = t;
+        start[e + 1] = pairs->count;
+        met += start[e + 1] > start[e];
     }
     return met;
 }
@@ -330,9 +300,10 @@ struct bench_case *case_experts(const struct case_options *options, const char *
             (struct expert_weights){random_matrix(c->base.kernels, memory, WEIGHT_FP4_ROW, inner, columns),
                 random_matrix(c->base.kernels, memory + stride, WEIGHT_FP4_ROW, inner, columns),
                 random_matrix(c->base.kernels, memory + 2 * stride, WEIGHT_FP4_ROW, columns, inner)};
-    int32_t *numbers = case_memory(&c->base, (size_t)c->choice_count * 2 * pairs * sizeof *numbers);
+    const size_t starts = (size_t)experts + 1;
+    int32_t *numbers = case_memory(&c->base, (size_t)c->choice_count * (starts + pairs) * sizeof *numbers);
     const float *weight = random_floats(&c->base, pairs);
-    for (int32_t i = 0; i < c->choice_count; i++, numbers += 2 * pairs)
-        c->choices[i] = (struct expert_pairs){0, numbers, numbers + pairs, weight};
+    for (int32_t i = 0; i < c->choice_count; i++, numbers += starts + pairs)
+        c->choices[i] = (struct expert_pairs){0, experts, numbers, numbers + starts, weight};
     return &c->base;
 }

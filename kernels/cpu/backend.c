@@ -82,8 +82,17 @@ static void cpu_copy(struct stream *stream, void *to, const void *from, size_t b
         memcpy(to, from, bytes);
 }
 
-static void cpu_synchronize(struct stream *stream) {
+static void cpu_copy_rows(
+    struct stream *stream, const struct row_copy *list, int32_t count, int32_t columns) {
+    (void)stream;
+    for (int32_t i = 0; i < count; i++)
+        if (list[i].to != NULL)
+            memcpy(list[i].to, list[i].from, sizeof(float) * (size_t)columns);
+}
+
+static enum result cpu_synchronize(struct stream *stream) {
     (void)stream; /* work was done inline */
+    return OK;
 }
 
 /* ---- weights ---- */
@@ -222,6 +231,10 @@ static enum result find_instruction_set(const char *name, const struct instructi
         name, is_known ? "this processor does not have it" : "this build does not have it");
 }
 
+static void cpu_destroy(const struct kernels *self) {
+    free((void *)self);
+}
+
 enum result kernels_cpu_create(int32_t threads, const char *instruction_set, const struct kernels **kernels) {
     *kernels = NULL;
     if (threads < 0 || threads > MOST_THREADS)
@@ -235,6 +248,7 @@ enum result kernels_cpu_create(int32_t threads, const char *instruction_set, con
     table->instruction_set = set->name;
     table->threads = threads > 0 ? threads : omp_get_max_threads();
     table->shares_host_memory = true;
+    table->destroy = cpu_destroy;
     table->stream_create = cpu_stream_create;
     table->stream_free = cpu_stream_free;
     table->allocate = cpu_allocate;
@@ -242,6 +256,7 @@ enum result kernels_cpu_create(int32_t threads, const char *instruction_set, con
     table->copy_in = cpu_copy;
     table->copy_out = cpu_copy;
     table->copy = cpu_copy;
+    table->copy_rows = cpu_copy_rows;
     table->synchronize = cpu_synchronize;
     table->placed_bytes = cpu_placed_bytes;
     table->place = cpu_place;
@@ -250,6 +265,7 @@ enum result kernels_cpu_create(int32_t threads, const char *instruction_set, con
     return OK;
 }
 
-void kernels_cpu_free(const struct kernels *kernels) {
-    free((void *)kernels);
+void kernels_free(const struct kernels *kernels) {
+    if (kernels != NULL)
+        kernels->destroy(kernels);
 }

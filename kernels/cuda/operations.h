@@ -61,5 +61,6 @@ void cuda_attend_all(
 void cuda_route(struct stream *stream, const float *logits, int32_t tokens, int32_t expert_count,
     const float *bias, const float *bias_vl, const uint8_t *is_image, int32_t k, bool normalize, float factor,
     int32_t *experts, float *weights);
+void cuda_copy_rows(struct stream *stream, const struct row_copy *list, int32_t count, int32_t columns);
 
 #endif

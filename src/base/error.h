@@ -13,6 +13,10 @@
 #define MUST_CHECK __attribute__((warn_unused_result))
 #define PRINTF_LIKE(format_index, first) __attribute__((format(printf, format_index, first)))
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* The values are the program's exit codes, documented in docs/operations.md. */
 enum result {
     OK = 0,
@@ -53,5 +57,9 @@ const char *failure_message(void);
         if ((status) != OK)                                                                                  \
             goto label;                                                                                      \
     } while (0)
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

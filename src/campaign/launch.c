@@ -20,7 +20,7 @@ void launch_option_rows(struct launch_options *options, struct option *row) {
             .value = &options->kv_memory,
             .placeholder = "SIZE",
             .help = "key/value memory of a rank (default: a quarter of the machine's memory, shared by its "
-                    "ranks)"},
+                    "ranks; on GPUs most of what the weights leave)"},
         {.name = "mapped-weights",
             .kind = OPTION_FLAG,
             .value = &options->mapped_weights,
@@ -40,6 +40,11 @@ void launch_option_rows(struct launch_options *options, struct option *row) {
             .least = 1,
             .most = 1 << 20,
             .help = "ranks that share one copy of the experts (default: all)"},
+        {.name = "backend",
+            .kind = OPTION_TEXT,
+            .value = &options->backend,
+            .placeholder = "NAME",
+            .help = "cpu or cuda (default: cuda where this build has it and there is a device)"},
         {.name = "cpu-kernels",
             .kind = OPTION_TEXT,
             .value = &options->cpu_kernels,
@@ -100,7 +105,18 @@ enum result launch_begin(const struct launch_options *options, struct launch *la
 /* ---- opening ---- */
 
 static enum result open_kernels(struct launch *launch, const struct launch_options *options) {
-    return kernels_cpu_create(launch->ranks.threads, options->cpu_kernels, &launch->kernels);
+    const char *why = NULL, *backend = options->backend;
+    int32_t devices = kernels_cuda_devices(&why);
+    if (!backend)
+        backend = devices > 0 && !options->cpu_kernels ? "cuda" : "cpu";
+    if (strcmp(backend, "cpu") == 0)
+        return kernels_cpu_create(launch->ranks.threads, options->cpu_kernels, &launch->kernels);
+    if (strcmp(backend, "cuda") != 0)
+        return fail(ERROR_USAGE, "--backend %s: give cpu or cuda", backend);
+    if (options->cpu_kernels)
+        return fail(ERROR_USAGE, "--cpu-kernels goes with --backend cpu");
+    /* A launcher that shows each rank one device of its own numbers it 0 for all. */
+    return kernels_cuda_create(devices == 1 ? 0 : launch->ranks.node_rank, &launch->kernels);
 }
 
 enum { KERNEL_NAME_BYTES = 64 };
@@ -151,8 +167,9 @@ enum result launch_model(
     model->mapped_weights = options->mapped_weights;
     model->supernode = launch->ranks.supernode_group;
     model->context = checkpoint_config(launch->checkpoint)->max_position_embeddings;
-    model->kv_bytes =
-        options->kv_memory ? options->kv_memory : machine_memory() / 4 / launch->ranks.node_count;
+    model->kv_bytes = options->kv_memory;
+    if (!model->kv_bytes && launch->kernels->shares_host_memory)
+        model->kv_bytes = machine_memory() / 4 / launch->ranks.node_count;
     return ranks_agree(launch->ranks.world, model_create(launch->checkpoint, model, &launch->model));
 }
 
@@ -208,7 +225,7 @@ enum result launch_end(struct launch *launch, enum result status) {
     model_free(launch->model);
     tokenizer_free(launch->tokenizer);
     checkpoint_close(launch->checkpoint);
-    kernels_cpu_free(launch->kernels);
+    kernels_free(launch->kernels);
     if (!ranks_share(&launch->ranks, status))
         log_error("%s", failure_message());
     ranks_stop(&launch->ranks, status);

@@ -17,11 +17,11 @@
 /* Options of these commands; begin with launch_defaults. */
 struct launch_options {
     int64_t threads, supernode, deadline, kv_memory; /* 0: see the help texts */
-    const char *cpu_kernels;
+    const char *backend, *cpu_kernels;
     bool no_bind, mapped_weights, quiet, verbose;
 };
 
-enum { LAUNCH_OPTIONS = 9 };
+enum { LAUNCH_OPTIONS = 10 };
 /* Appends their rows to a command's table at `row`, which then ends with an empty row. */
 void launch_option_rows(struct launch_options *options, struct option *row);
 

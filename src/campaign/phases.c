@@ -376,7 +376,7 @@ static enum result create_model(struct phase *phase) {
         .step_sequences = (int32_t)sequences,
     };
     TRY(launch_model(&phase->launch, &o->launch, &model));
-    make_settings(phase, &model);
+    make_settings(phase, model_options(phase->launch.model));
     return launch_describe(&phase->launch);
 }
 

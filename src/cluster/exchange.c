@@ -14,7 +14,9 @@
 #include "cluster/exchange.h"
 
 #include "base/stopwatch.h"
+#include "cluster/device/device_exchange.h"
 #include "cluster/group.h"
+#include "kernels/kernels.h"
 
 #include <stdlib.h> /* aligned_alloc, free, qsort */
 #include <string.h> /* memcpy */
@@ -50,6 +52,8 @@ struct message {
 enum stage { IDLE, DISPATCHING, ARRIVED, COMBINING };
 
 struct exchange {
+    const struct device_exchange_calls *calls; /* NULL: in host memory; else nothing below `device` is used */
+    struct device_exchange *device;
     struct group *group;
     struct exchange_options options;
     int32_t size, rank;
@@ -66,10 +70,10 @@ struct exchange {
     int32_t *slots;              /* [most_tokens * k]: token * k + place of each own pair, by destination */
     int64_t *pairs_from;         /* [size] */
     int64_t *return_to, *return_from; /* [size]: pairs of the combine's messages; none for this rank itself */
-    int64_t *expert_start;            /* [local_experts + 1] */
+    int32_t *expert_start;            /* [local_experts + 2], see sum_starts */
 
     char *row_data; /* one rank, rows with gaps: a packed copy */
-    int32_t *pair_row, *pair_expert;
+    int32_t *pair_row;
     float *pair_weight;
     int32_t *position; /* of each pair, in order of messages: its place among the arrivals */
 
@@ -147,9 +151,8 @@ static enum result allocate(struct exchange *e) {
     e->pairs_from = take(size * 8, &failed);
     e->return_to = take(size * 8, &failed);
     e->return_from = take(size * 8, &failed);
-    e->expert_start = take((e->local_experts + 1) * 8, &failed);
+    e->expert_start = take((e->local_experts + 2) * word, &failed);
     e->pair_row = take(most_pairs * word, &failed);
-    e->pair_expert = take(most_pairs * word, &failed);
     e->pair_weight = take(most_pairs * word, &failed);
     e->position = take(most_pairs * word, &failed);
     e->place = take(own_pairs * word, &failed);
@@ -167,6 +170,18 @@ static enum result allocate(struct exchange *e) {
                   : OK;
 }
 
+/* Takes `e` over. */
+static enum result create_on_device(struct group *group, const struct exchange_options *options,
+    struct exchange *e, struct exchange **created) {
+    enum result status = e->calls->create(group, options, &e->device);
+    if (status != OK) {
+        free(e);
+        return status;
+    }
+    *created = e;
+    return OK;
+}
+
 enum result exchange_create(
     struct group *group, const struct exchange_options *options, struct exchange **created) {
     *created = NULL;
@@ -174,6 +189,10 @@ enum result exchange_create(
     struct exchange *e = calloc(1, sizeof *e);
     if (!e)
         return fail(ERROR_MEMORY, "out of memory for the exchange");
+    if (options->kernels && !options->kernels->shares_host_memory)
+        e->calls = device_exchange_calls();
+    if (e->calls)
+        return create_on_device(group, options, e, created);
     e->group = group;
     e->options = *options;
     e->size = group_size(group);
@@ -195,12 +214,26 @@ enum result exchange_create(
 void exchange_free(struct exchange *e) {
     if (!e)
         return;
+    if (e->calls)
+        e->calls->free(e->device);
     void *parts[] = {e->owner, e->local, e->send, e->receive, e->outgoing, e->rows_to, e->pairs_to, e->slots,
         e->pairs_from, e->return_to, e->return_from, e->expert_start, e->row_data, e->pair_row,
-        e->pair_expert, e->pair_weight, e->position, e->place, e->outputs.data, e->returning.data};
+        e->pair_weight, e->position, e->place, e->outputs.data, e->returning.data};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
         free(parts[i]);
     free(e);
+}
+
+bool exchange_on_device(const struct exchange *e) {
+    return e->calls != NULL;
+}
+
+enum result exchange_begin_step(struct exchange *e, int32_t tokens) {
+    return e->calls ? e->calls->begin_step(e->device, tokens) : OK;
+}
+
+enum result exchange_wait(struct exchange *e) {
+    return e->calls ? e->calls->wait(e->device) : OK;
 }
 
 /* ---- dispatch ---- */
@@ -308,17 +341,18 @@ static enum result check_messages(const struct exchange *e) {
     return OK;
 }
 
-/* Turns the counts in expert_start [1 + expert] into starts. */
+/* Turns the counts in expert_start [2 + expert] into starts at [1 + expert]; when each pair that is placed has raised its expert's
+ * by one, they are the ends, so that [expert] is a start and [expert + 1] an end. */
 static void sum_starts(struct exchange *e) {
     for (int32_t x = 0; x < e->local_experts; x++)
-        e->expert_start[x + 1] += e->expert_start[x];
+        e->expert_start[x + 2] += e->expert_start[x + 1];
 }
 
 /* Sorts the pairs of all messages by expert, keeping their order by source and token, and closes the gaps between the messages'
  * rows. */
 static int64_t sort_arrivals(struct exchange *e, int64_t *rows) {
     const int64_t row_bytes = e->options.row_bytes;
-    memset(e->expert_start, 0, sizeof *e->expert_start * (size_t)(e->local_experts + 1));
+    memset(e->expert_start, 0, sizeof *e->expert_start * (size_t)(e->local_experts + 2));
     int64_t pairs = 0;
     for (int32_t from = 0; from < e->size; from++) {
         char *slot = e->receive + from * e->slot_bytes;
@@ -327,7 +361,7 @@ static int64_t sort_arrivals(struct exchange *e, int64_t *rows) {
         e->pairs_from[from] = counts[1];
         pairs += counts[1];
         for (int32_t i = 0; i < counts[1]; i++)
-            e->expert_start[m.experts[i] + 1]++;
+            e->expert_start[m.experts[i] + 2]++;
     }
     sum_starts(e);
     int64_t row_base = 0, pair_base = 0;
@@ -336,8 +370,7 @@ static int64_t sort_arrivals(struct exchange *e, int64_t *rows) {
         const int32_t row_count = ((const int32_t *)slot)[0];
         const struct message m = message_at(slot, row_count, (int32_t)e->pairs_from[from], row_bytes);
         for (int32_t i = 0; i < e->pairs_from[from]; i++) {
-            int64_t at = e->expert_start[m.experts[i]]++;
-            e->pair_expert[at] = m.experts[i];
+            int64_t at = e->expert_start[m.experts[i] + 1]++;
             e->pair_row[at] = (int32_t)(row_base + m.pair_rows[i]);
             e->pair_weight[at] = m.weights[i];
             e->position[pair_base + i] = (int32_t)at;
@@ -380,13 +413,12 @@ static enum result grow_rows(struct exchange *e, struct output_rows *rows, int64
 static void dispatch_alone(struct exchange *e, const char *rows, int64_t stride, int32_t tokens,
     const int32_t *experts, const float *weights) {
     const int64_t row_bytes = e->options.row_bytes, pairs = (int64_t)tokens * e->options.experts_per_token;
-    memset(e->expert_start, 0, sizeof *e->expert_start * (size_t)(e->local_experts + 1));
+    memset(e->expert_start, 0, sizeof *e->expert_start * (size_t)(e->local_experts + 2));
     for (int64_t i = 0; i < pairs; i++)
-        e->expert_start[experts[i] + 1]++;
+        e->expert_start[experts[i] + 2]++;
     sum_starts(e);
     for (int64_t i = 0; i < pairs; i++) {
-        int64_t at = e->expert_start[experts[i]]++;
-        e->pair_expert[at] = experts[i];
+        int64_t at = e->expert_start[experts[i] + 1]++;
         e->pair_row[at] = (int32_t)(i / e->options.experts_per_token);
         e->pair_weight[at] = weights[i];
         e->place[i] = (int32_t)at;
@@ -445,9 +477,11 @@ static enum result end_dispatch(struct exchange *e, struct arrivals *arrivals) {
 }
 
 enum result exchange_dispatch_end(struct exchange *e, struct arrivals *arrivals) {
+    if (e->calls)
+        return e->calls->dispatch_end(e->device, arrivals);
     TRY(enter(e, DISPATCHING, ARRIVED));
-    *arrivals = (struct arrivals){
-        .pair_row = e->pair_row, .pair_expert = e->pair_expert, .pair_weight = e->pair_weight};
+    *arrivals =
+        (struct arrivals){.start = e->expert_start, .pair_row = e->pair_row, .pair_weight = e->pair_weight};
     enum work_part before = stopwatch_switch(WORK_EXCHANGE);
     enum result status = end_dispatch(e, arrivals);
     (void)stopwatch_switch(before);
@@ -489,6 +523,8 @@ static enum result begin_combine(struct exchange *e) {
 }
 
 enum result exchange_combine_begin(struct exchange *e) {
+    if (e->calls)
+        return e->calls->combine_begin(e->device);
     TRY(enter(e, ARRIVED, COMBINING));
     if (e->size == 1)
         return OK;
@@ -499,6 +535,8 @@ enum result exchange_combine_begin(struct exchange *e) {
 }
 
 enum result exchange_combine_end(struct exchange *e, struct combined *combined) {
+    if (e->calls)
+        return e->calls->combine_end(e->device, combined);
     TRY(enter(e, COMBINING, IDLE));
     *combined = (struct combined){.outputs = e->outputs.data, .rows = e->arrived_pairs, .place = e->place};
     if (e->size == 1)
@@ -508,7 +546,7 @@ enum result exchange_combine_end(struct exchange *e, struct combined *combined) 
 }
 
 enum result exchange_progress(struct exchange *e) {
-    if (e->size == 1)
+    if (e->calls || e->size == 1)
         return OK;
     if (e->stage == DISPATCHING)
         return group_poll(e->group, DISPATCH, e->request_count);

@@ -41,6 +41,23 @@ static enum result shared_expert_down(struct model *model, const struct layer_we
     return exchange_progress(model->exchange);
 }
 
+/* Copies the lists of the pairs that arrived to the device: starts, then rows, then weights. */
+static enum result upload_pairs(struct model *model, struct expert_pairs *pairs) {
+    const struct kernels *k = model->kernels;
+    struct step_memory *m = &model->step;
+    const size_t word = sizeof(int32_t), starts = (size_t)pairs->experts + 1, count = (size_t)pairs->count;
+    TRY(grow_device(model, &m->pair_lists, &m->pair_lists_bytes, (int64_t)((starts + 2 * count) * word)));
+    int32_t *row = m->pair_lists + starts;
+    float *weight = (float *)(row + count);
+    k->copy_in(model->stream, m->pair_lists, pairs->start, starts * word);
+    k->copy_in(model->stream, row, pairs->row, count * word);
+    k->copy_in(model->stream, weight, pairs->weight, count * word);
+    pairs->start = m->pair_lists;
+    pairs->row = row;
+    pairs->weight = weight;
+    return OK;
+}
+
 /* Outputs of this rank's experts for the pairs that arrived. */
 static enum result run_arrivals(
     struct model *model, const struct layer_weights *w, const struct arrivals *arrivals) {
@@ -54,22 +71,23 @@ static enum result run_arrivals(
         return OK;
     (void)stopwatch_switch(WORK_EXPERTS);
     x.data = (void *)arrivals->row_data;
+    struct expert_pairs pairs = {.count = (int32_t)arrivals->pairs,
+        .experts = (int32_t)model->expert_shard.count,
+        .start = arrivals->start,
+        .row = arrivals->pair_row,
+        .weight = arrivals->pair_weight};
     if (!k->shares_host_memory) {
         TRY(grow_device(model, &m->arrived, &m->arrived_bytes, in_bytes));
         TRY(grow_device(model, &m->pair_out, &m->pair_out_bytes, out_bytes));
+        TRY(upload_pairs(model, &pairs));
         k->copy_in(model->stream, m->arrived, arrivals->row_data, (size_t)in_bytes);
         x.data = m->arrived;
         out = m->pair_out;
     }
-    struct expert_pairs pairs = {.count = (int32_t)arrivals->pairs,
-        .row = arrivals->pair_row,
-        .expert = arrivals->pair_expert,
-        .weight = arrivals->pair_weight};
     k->experts(model->stream, &x, &pairs, w->experts, model->config->swiglu_limit, out);
     if (!k->shares_host_memory)
         k->copy_out(model->stream, arrivals->outputs, out, (size_t)out_bytes);
-    k->synchronize(model->stream);
-    return OK;
+    return k->synchronize(model->stream);
 }
 
 /* What the dispatch sends, as the host sees it. */
@@ -79,7 +97,7 @@ struct choices {
     const float *weights;
 };
 
-static void choose_experts(struct model *model, const struct layer_weights *w, const float *x,
+static enum result choose_experts(struct model *model, const struct layer_weights *w, const float *x,
     const struct rows *x_rows, const uint8_t *is_image, int32_t tokens, struct choices *choices) {
     const struct model_config *c = model->config;
     const struct kernels *k = model->kernels;
@@ -99,7 +117,7 @@ static void choose_experts(struct model *model, const struct layer_weights *w, c
         k->copy_out(model->stream, m->host_expert_weight, m->expert_weight, sizeof(float) * pairs);
         *choices = (struct choices){m->host_rows, m->host_expert_id, m->host_expert_weight};
     }
-    k->synchronize(model->stream);
+    return k->synchronize(model->stream);
 }
 
 /* Sums the shared expert's output and those of the chosen experts. */
@@ -129,7 +147,7 @@ MUST_CHECK enum result moe_run(struct model *model, const struct layer_weights *
     struct arrivals arrivals;
     struct combined combined;
     if (tokens)
-        choose_experts(model, w, x, x_rows, is_image, tokens, &choices);
+        TRY(choose_experts(model, w, x, x_rows, is_image, tokens, &choices));
     TRY(exchange_dispatch_begin(
         model->exchange, choices.rows, x_rows->stride, tokens, choices.experts, choices.weights));
     if (tokens)

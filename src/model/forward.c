@@ -130,6 +130,38 @@ static enum result extend_sequences(struct model *model, const struct span *span
     return OK;
 }
 
+/* The copies of one ratio-2 source: see pair_rows. Of a span's rows, the first completes the sequence's open group when its
+ * length is odd, and the last stays open when their sum is. */
+static void list_row_copies(struct model *model, const struct span *spans, int32_t count, int32_t slot) {
+    struct step_memory *m = &model->step;
+    int64_t d = model->config->head_dim, from = 0, to = 0;
+    struct row_copy *list = m->host_row_copies + (int64_t)slot * m->row_copies_most, *next = list;
+    for (int32_t i = 0; i < count; from += spans[i++].count) {
+        const struct sequence *s = spans[i].sequence;
+        const float *open = s->open_groups + slot * 2 * d;
+        int32_t odd = s->length % 2, paired = (odd + spans[i].count) / 2 * 2;
+        for (int32_t r = 0; r < paired; r++, to++) {
+            bool is_open = odd && r == 0;
+            int64_t row = from + r - odd;
+            *next++ = (struct row_copy){m->pair_kv + to * d, is_open ? open : m->compress_kv + row * d};
+            *next++ =
+                (struct row_copy){m->pair_gate + to * d, is_open ? open + d : m->compress_gate + row * d};
+        }
+    }
+    m->pair_copies = (int32_t)(next - list);
+    from = 0;
+    for (int32_t i = 0; i < count; i++) {
+        const struct sequence *s = spans[i].sequence;
+        float *open = s->open_groups + slot * 2 * d;
+        from += spans[i].count;
+        if ((s->length + spans[i].count) % 2 == 0)
+            continue;
+        *next++ = (struct row_copy){open, m->compress_kv + (from - 1) * d};
+        *next++ = (struct row_copy){open + d, m->compress_gate + (from - 1) * d};
+    }
+    m->open_copies = (int32_t)(next - list) - m->pair_copies;
+}
+
 /* Block tables of the step's sequences and the ratio-2 groups that the step completes. */
 static enum result prepare_tables(
     struct model *model, const struct span *spans, int32_t count, int32_t *groups) {
@@ -150,6 +182,12 @@ static enum result prepare_tables(
             m->host_i32[GROUP_ROW][n] = g;
             m->host_i32[GROUP_POSITION][n] = 2 * g;
         }
+    }
+    for (int32_t slot = 0; slot < model->ratio2_sources; slot++) {
+        int64_t at = (int64_t)slot * m->row_copies_most;
+        list_row_copies(model, spans, count, slot);
+        upload(model, m->row_copies + at, m->host_row_copies + at, m->pair_copies + m->open_copies,
+            sizeof(struct row_copy));
     }
     upload(model, m->window_blocks, m->host_window, (int64_t)count * m->window_stride, sizeof(int32_t));
     upload(model, m->global_blocks, m->host_global, (int64_t)count * m->global_stride, sizeof(int32_t));
@@ -192,37 +230,16 @@ static const struct rope *rope_of(const struct model *model, int32_t layer) {
 }
 
 /* Pairs the rows of a ratio-2 source with the first halves kept in the sequences, and keeps the new ones. */
-static void pair_rows(struct model *model, const struct span *spans, int32_t count, int32_t layer) {
+static void pair_rows(struct model *model, int32_t layer) {
     const struct kernels *k = model->kernels;
-    struct step_memory *m = &model->step;
-    int64_t d = model->config->head_dim;
-    size_t row = (size_t)d * sizeof(float);
-    int64_t from = 0, to = 0;
-    for (int32_t i = 0; i < count; i++) {
-        struct sequence *s = spans[i].sequence;
-        float *open = s->open_groups + model->ratio2_slot[layer] * 2 * d;
-        int32_t odd = s->length % 2, rows = spans[i].count, paired = (odd + rows) / 2 * 2 - odd;
-        if (odd) {
-            k->copy(model->stream, m->pair_kv + to * d, open, row);
-            k->copy(model->stream, m->pair_gate + to * d, open + d, row);
-            to++;
-        }
-        if (paired > 0) {
-            k->copy(model->stream, m->pair_kv + to * d, m->compress_kv + from * d, row * (size_t)paired);
-            k->copy(model->stream, m->pair_gate + to * d, m->compress_gate + from * d, row * (size_t)paired);
-            to += paired;
-        }
-        if (paired < rows) {
-            k->copy(model->stream, open, m->compress_kv + (from + rows - 1) * d, row);
-            k->copy(model->stream, open + d, m->compress_gate + (from + rows - 1) * d, row);
-        }
-        from += rows;
-    }
+    const struct step_memory *m = &model->step;
+    const struct row_copy *copies = m->row_copies + (int64_t)model->ratio2_slot[layer] * m->row_copies_most;
+    k->copy_rows(model->stream, copies, m->pair_copies, model->config->head_dim);
+    k->copy_rows(model->stream, copies + m->pair_copies, m->open_copies, model->config->head_dim);
 }
 
 /* Compressed rows and index keys of a kv source, for the groups that the lower set completes. x [tokens, D]: normed input. */
-static void compress(struct model *model, const struct span *spans, int32_t count, int32_t layer,
-    const float *x, int32_t groups) {
+static void compress(struct model *model, int32_t layer, const float *x, int32_t groups) {
     const struct model_config *c = model->config;
     const struct kernels *k = model->kernels;
     struct step_memory *m = &model->step;
@@ -233,7 +250,7 @@ static void compress(struct model *model, const struct span *spans, int32_t coun
     linear(model, &in, m->lower.tokens, &w->wkv, m->compress_kv);
     if (c->compress_ratios[layer] == 2) {
         linear(model, &in, m->lower.tokens, &w->wgate, m->compress_gate);
-        pair_rows(model, spans, count, layer);
+        pair_rows(model, layer);
         if (!groups)
             return;
         k->compress_pairs(model->stream, m->pair_kv, m->pair_gate, groups, c->head_dim, m->latent);
@@ -487,7 +504,7 @@ static enum result run_lower(struct model *model, const struct span *spans, int3
         if (m->lower.tokens) {
             write_window(model, l, &m->lower);
             if (c->is_kv_source[l])
-                compress(model, spans, count, l, m->x, groups);
+                compress(model, l, m->x, groups);
         }
         if (l == split)
             break;
@@ -547,8 +564,7 @@ static enum result read_logits(struct model *model, const struct span *spans, in
         linear(model, &in, (int32_t)wanted, &model->head, m->logits);
         k->copy_out(model->stream, logits, m->logits, bytes);
     }
-    k->synchronize(model->stream);
-    return OK;
+    return k->synchronize(model->stream);
 }
 
 static enum result run_layers(struct model *model, const struct span *spans, int32_t count, float *logits) {

@@ -132,6 +132,11 @@ struct step_memory {
     float *x, *latent_q, *q, *kv, *attended, *grouped, *sublayer;
     struct rows x_rows, latent_q_rows, grouped_rows, hidden_rows, found_rows;
     float *compress_kv, *compress_gate, *pair_kv, *pair_gate, *latent, *key;
+    /* For each ratio-2 source: copies that put the rows of a group side by side, then those that keep the first half of an
+     * unfinished one. */
+    struct row_copy *row_copies;      /* [ratio-2 sources, row_copies_most] */
+    int32_t pair_copies, open_copies; /* of each source in this step */
+    int32_t row_copies_most;
     float *index_q, *index_weight;
     int32_t *chosen, *candidates;
     float *router_logits, *expert_weight;
@@ -141,16 +146,18 @@ struct step_memory {
     float *logit_hidden; /* [tokens, D]: hidden rows whose logits are wanted */
     float *logits;       /* grown on demand */
     int64_t logits_bytes;
-    /* Where device memory is not host memory: arrivals of the exchange, their outputs and those of the step's tokens with
-     * their places. The first three grow on demand. */
+    /* Where device memory is not host memory: arrivals of the exchange, their lists, their outputs and those of the step's
+     * tokens with their places. All but the last grow on demand. */
     void *arrived;
+    int32_t *pair_lists;
     float *pair_out, *routed;
-    int64_t arrived_bytes, pair_out_bytes, routed_bytes;
+    int64_t arrived_bytes, pair_lists_bytes, pair_out_bytes, routed_bytes;
     int32_t *place; /* [tokens, k] */
     /* host staging */
     int32_t *host_i32[HOST_ARRAYS]; /* [step_tokens or step_sequences]: see the enum */
     uint8_t *host_image, *host_image_upper;
     int32_t *host_window, *host_global;
+    struct row_copy *host_row_copies;
     void *host_rows; /* this and the next two: only where device memory is not host memory */
     int32_t *host_expert_id;
     float *host_expert_weight;

@@ -269,7 +269,15 @@ static enum result create_exchange(struct model *model) {
     return exchange_create(model->options.supernode, &options, &model->exchange);
 }
 
+/* Of what a device has left when all else is allocated; the rest is for what grows, such as arrivals of the exchange. */
+static int64_t most_of(int64_t left) {
+    return left / 10 * 8;
+}
+
 static enum result create_pool(struct model *model) {
+    const struct kernels *k = model->kernels;
+    if (!model->options.kv_bytes && k->memory_left)
+        model->options.kv_bytes = most_of(k->memory_left(k));
     TRY(block_pool_create(model->kernels, model->kv.block_bytes, model->options.kv_bytes, &model->pool));
     for (int32_t l = 0; l < model->config->num_hidden_layers; l++) {
         struct block_rows *kinds[] = {&model->kv.window[l], &model->kv.latent[l], &model->kv.index_key[l]};
@@ -309,9 +317,9 @@ MUST_CHECK enum result model_create(
     if (c->engram_layers)
         engram_hash_prepare(&new->engram, c, checkpoint_engram_token_map(checkpoint)[c->engram_pad_token_id]);
     TRY_GOTO(status, place_layers(new), done);
-    TRY_GOTO(status, create_pool(new), done);
     TRY_GOTO(status, step_memory_create(new), done);
     TRY_GOTO(status, create_exchange(new), done);
+    TRY_GOTO(status, create_pool(new), done);
 done:
     if (status != OK) {
         model_free(new);

@@ -22,7 +22,8 @@ struct model_options {
     int32_t step_tokens;    /* most tokens this rank runs in one step; the same on all ranks */
     int32_t step_sequences; /* most sequences in one step */
     int32_t context;        /* longest sequence that will be run; <= max_position_embeddings */
-    int64_t kv_bytes;       /* budget for key/value blocks */
+    int64_t
+        kv_bytes; /* budget for key/value blocks; 0, on a device with memory of its own: most of what is left of it */
     bool
         mapped_weights; /* use weights where the checkpoint is mapped, if the device can, instead of copies */
 };

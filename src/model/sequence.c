@@ -231,7 +231,7 @@ MUST_CHECK enum result sequence_hold(struct model *model, struct sequence *seque
         k->copy(model->stream, streams, sequence->waiting_streams, stream_bytes * held);
         k->copy(model->stream, pre, sequence->waiting_pre, pre_bytes * held);
         memcpy(image, sequence->waiting_image, held);
-        k->synchronize(model->stream);
+        TRY_GOTO(status, k->synchronize(model->stream), done);
     }
 done:
     if (status != OK) {
@@ -456,8 +456,10 @@ MUST_CHECK enum result sequence_save(
     saved->section_count = model->section_count;
     /* Saving does not change the sequence; only loading writes through this pointer. */
     copy_sections(model, (struct sequence *)sequence, data, rows, SAVE);
-    model->kernels->synchronize(model->stream);
-    return OK;
+    enum result status = model->kernels->synchronize(model->stream);
+    if (status != OK)
+        sequence_saved_free(saved);
+    return status;
 }
 
 void sequence_saved_free(struct saved_state *saved) {
@@ -499,7 +501,7 @@ MUST_CHECK enum result sequence_load(
         TRY_GOTO(status, sequence_hold(model, new, (int32_t)waiting), done);
     new->waiting = (int32_t)waiting;
     copy_sections(model, new, data, rows, LOAD);
-    model->kernels->synchronize(model->stream);
+    status = model->kernels->synchronize(model->stream);
 done:
     if (status != OK) {
         sequence_free(model, new);

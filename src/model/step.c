@@ -45,6 +45,8 @@ MUST_CHECK enum result step_memory_create(struct model *model) {
     int64_t engram = (int64_t)(c->engram_max_ngram_size - 1) * c->engram_n_heads;
     m->window_most = (2 * (c->sliding_window + (int32_t)tokens)) / WINDOW_BLOCK_ROWS + 4;
     m->global_most = model->options.context / model->kv.global_tokens + 2;
+    m->row_copies_most = (int32_t)(2 * tokens + 4 * sequences);
+    int64_t row_copies = (int64_t)m->row_copies_most * model->ratio2_sources;
     const struct piece device[] = {
         {&m->ids, tokens, 4},
         {&m->lower.sequence, tokens, 4},
@@ -83,6 +85,7 @@ MUST_CHECK enum result step_memory_create(struct model *model) {
         {&m->compress_gate, tokens * dim, 4},
         {&m->pair_kv, (tokens + sequences) * dim, 4},
         {&m->pair_gate, (tokens + sequences) * dim, 4},
+        {&m->row_copies, row_copies, sizeof(struct row_copy)},
         {&m->latent, tokens * dim, 4},
         {&m->key, tokens * c->index_head_dim, 4},
         {&m->index_q, tokens * c->index_n_heads * c->index_head_dim, 4},
@@ -111,6 +114,7 @@ MUST_CHECK enum result step_memory_create(struct model *model) {
         {&m->host_image_upper, tokens, 1},
         {&m->host_window, sequences * m->window_most, 4},
         {&m->host_global, sequences * m->global_most, 4},
+        {&m->host_row_copies, row_copies, sizeof(struct row_copy)},
     };
     TRY(allocate_host(host, (int32_t)(sizeof host / sizeof *host)));
     if (!model->kernels->shares_host_memory) {
@@ -149,6 +153,7 @@ void step_memory_free(struct model *model) {
     free(m->host_image_upper);
     free(m->host_window);
     free(m->host_global);
+    free(m->host_row_copies);
     free(m->host_rows);
     free(m->host_expert_id);
     free(m->host_expert_weight);
@@ -158,6 +163,8 @@ void step_memory_free(struct model *model) {
     free(m->compressed_ids);
     if (m->arrived)
         model->kernels->release(model->kernels, m->arrived);
+    if (m->pair_lists)
+        model->kernels->release(model->kernels, m->pair_lists);
     if (m->pair_out)
         model->kernels->release(model->kernels, m->pair_out);
     if (m->routed)

@@ -35,6 +35,8 @@ struct vision {
     float *start, *end, *newline; /* host [llm_hidden] */
     int64_t weight_bytes;
     struct vision_memory memory;
+    void **weight_memory; /* device memory of the weights, where that is not host memory */
+    int32_t weight_count, weight_capacity;
 };
 
 static const float VISION_NORM_EPS = 1e-6F; /* not in the configuration: the published code's constant */
@@ -47,6 +49,26 @@ int32_t vision_span_tokens(const struct vision_config *config, int32_t rows, int
 
 /* ---- weights ---- */
 
+/* Where the host shares the device's memory weights stay where the checkpoint is mapped: each is read once an image. */
+static enum result place(struct vision *vision, const struct matrix *host, struct matrix *placed) {
+    const struct kernels *k = vision->kernels;
+    vision->weight_bytes += matrix_value_bytes(host);
+    if (k->shares_host_memory)
+        return k->place(k, host, NULL, placed);
+    if (vision->weight_count == vision->weight_capacity) {
+        int32_t capacity = 2 * vision->weight_capacity + 64;
+        void **grown = realloc(vision->weight_memory, sizeof *grown * (size_t)capacity);
+        if (!grown)
+            return fail(ERROR_MEMORY, "out of memory for the vision encoder's weights");
+        vision->weight_memory = grown;
+        vision->weight_capacity = capacity;
+    }
+    void *memory = NULL;
+    TRY(k->allocate(k, (size_t)k->placed_bytes(k, host), &memory));
+    vision->weight_memory[vision->weight_count++] = memory;
+    return k->place(k, host, memory, placed);
+}
+
 static enum result place_vector(struct vision *vision, const char *name, bool optional, const void **values) {
     *values = NULL;
     const struct tensor *tensor = checkpoint_tensor(vision->checkpoint, name);
@@ -57,8 +79,7 @@ static enum result place_vector(struct vision *vision, const char *name, bool op
     const struct matrix host = {
         .values = tensor->data, .format = WEIGHT_BF16, .rows = 1, .columns = (int32_t)tensor->shape[0]};
     struct matrix placed;
-    TRY(vision->kernels->place(vision->kernels, &host, NULL, &placed));
-    vision->weight_bytes += tensor->bytes;
+    TRY(place(vision, &host, &placed));
     *values = placed.values;
     return OK;
 }
@@ -74,8 +95,7 @@ static enum result place_part(
     TRY(place_vector(vision, name, true, &bias));
     host.rows /= parts;
     host.values = (const uint16_t *)host.values + (int64_t)part * host.rows * host.columns;
-    TRY(vision->kernels->place(vision->kernels, &host, NULL, &linear->weight));
-    vision->weight_bytes += (int64_t)host.rows * host.columns * 2;
+    TRY(place(vision, &host, &linear->weight));
     linear->bias = bias ? (const uint16_t *)bias + part * host.rows : NULL;
     return OK;
 }
@@ -179,6 +199,9 @@ void vision_free(struct vision *vision) {
     if (!vision)
         return;
     release_memory(vision);
+    for (int32_t i = 0; i < vision->weight_count; i++)
+        vision->kernels->release(vision->kernels, vision->weight_memory[i]);
+    free(vision->weight_memory);
     if (vision->stream)
         vision->kernels->stream_free(vision->kernels, vision->stream);
     free(vision->blocks);
@@ -255,7 +278,7 @@ static void run_block(
 }
 
 /* Embeddings between their markers. */
-static void write_span(struct vision *vision, int32_t high, int32_t wide, float *span) {
+static enum result write_span(struct vision *vision, int32_t high, int32_t wide, float *span) {
     size_t row = (size_t)vision->llm_hidden * sizeof(float);
     int64_t hidden = vision->llm_hidden;
     memcpy(span, vision->start, row);
@@ -267,8 +290,8 @@ static void write_span(struct vision *vision, int32_t high, int32_t wide, float 
         memcpy(to, vision->newline, row);
         to += hidden;
     }
-    vision->kernels->synchronize(vision->stream);
     memcpy(to, vision->end, row);
+    return vision->kernels->synchronize(vision->stream);
 }
 
 MUST_CHECK enum result vision_encode(
@@ -293,6 +316,5 @@ MUST_CHECK enum result vision_encode(
     linear(vision, &vision->aligner1, m->packed, high * wide, m->hidden);
     k->gelu(vision->stream, m->hidden, (int64_t)high * wide * vision->llm_hidden);
     linear(vision, &vision->aligner2, m->hidden, high * wide, m->out);
-    write_span(vision, high, wide, span);
-    return OK;
+    return write_span(vision, high, wide, span);
 }

@@ -1,4 +1,4 @@
-/* Compares the forward pass with goldens of the reference: golden-forward CHECKPOINT GOLDEN.h5 [INSTRUCTION_SET].
+/* Compares the forward pass with goldens of the reference: golden-forward CHECKPOINT GOLDEN.h5 [INSTRUCTION_SET | cuda].
  *
  * Under mpirun the experts are sharded over the ranks; all ranks run the same sequence and all compare.
  */
@@ -250,8 +250,24 @@ static void check_image(struct session *s, struct model *model) {
 
 /* ---- layer by layer on true inputs ---- */
 
+/* Between calls of the trace the stream is the test's own. */
+static void put_device(const struct model *model, float *device, const float *host, int64_t count) {
+    model->kernels->copy_in(model->stream, device, host, sizeof *host * (size_t)count);
+    REQUIRE(model->kernels->synchronize(model->stream));
+}
+
+static float *get_device(const struct model *model, const float *device, int64_t count) {
+    float *host = malloc(sizeof *host * (size_t)count + 1);
+    if (!host)
+        exit(1);
+    model->kernels->copy_out(model->stream, host, device, sizeof *host * (size_t)count);
+    REQUIRE(model->kernels->synchronize(model->stream));
+    return host;
+}
+
 struct layer_check {
     struct session *s;
+    const struct model *model;
     const char *mode;
     double per_token_limit;
     int64_t tokens, within, above;
@@ -269,9 +285,11 @@ static double relative_error(const float *got, const float *want, int64_t count)
     return error == error ? error : INFINITY;
 }
 
-static void compare_tokens(
-    struct layer_check *check, const float *got, const float *want, int32_t tokens, int64_t columns) {
+/* device, want [tokens, columns] */
+static void compare_tokens(const struct model *model, struct layer_check *check, const float *device,
+    const float *want, int32_t tokens, int64_t columns) {
     int64_t within = 0;
+    float *got = get_device(model, device, tokens * columns);
     for (int32_t t = 0; t < tokens; t++) {
         double error = relative_error(got + t * columns, want + t * columns, columns);
         if (error > check->worst)
@@ -283,6 +301,7 @@ static void compare_tokens(
     double share = (double)within / tokens;
     if (share < check->least_share)
         check->least_share = share;
+    free(got);
 }
 
 static float *read_layer(struct layer_check *check, const char *group, int32_t layer, const char *what) {
@@ -296,10 +315,11 @@ static enum result on_layer(
     void *context, enum trace_point point, int32_t layer, const struct token_set *set) {
     struct layer_check *layers = context;
     const struct model_config *c = layers->s->config;
+    const struct model *model = layers->model;
     int64_t columns = (int64_t)c->hc_mult * c->hidden_size;
     if (point == TRACE_ENGRAM_IN) {
         float *in = read_layer(layers, "engram", layer, "streams_in");
-        memcpy(set->streams, in, sizeof *in * (size_t)(set->tokens * columns));
+        put_device(model, set->streams, in, set->tokens * columns);
         layers->engram_want = read_layer(layers, "engram", layer, "streams_out");
         free(in);
         return OK;
@@ -307,7 +327,7 @@ static enum result on_layer(
     if (point == TRACE_LAYER_IN) {
         if (layers->engram_want) {
             struct layer_check engram = {.per_token_limit = 1e-4, .least_share = 1};
-            compare_tokens(&engram, set->streams, layers->engram_want, set->tokens, columns);
+            compare_tokens(model, &engram, set->streams, layers->engram_want, set->tokens, columns);
             char what[64];
             snprintf(what, sizeof what, "engram/%s/%02d: worst token", layers->mode, layer);
             /* One flipped rounding of an input moves a token by more than products' noise. */
@@ -318,17 +338,17 @@ static enum result on_layer(
         }
         float *in = read_layer(layers, "layer_in", layer, "streams_in"),
               *pre = read_layer(layers, "layer_in", layer, "pre_in");
-        memcpy(set->streams, in, sizeof *in * (size_t)(set->tokens * columns));
-        memcpy(set->pre, pre, sizeof *pre * (size_t)(set->tokens * c->hc_mult));
+        put_device(model, set->streams, in, set->tokens * columns);
+        put_device(model, set->pre, pre, (int64_t)set->tokens * c->hc_mult);
         free(in);
         free(pre);
         return OK;
     }
     float *out = read_layer(layers, "layer_in", layer, "streams_out"),
           *pre = read_layer(layers, "layer_in", layer, "pre_out");
-    compare_tokens(layers, set->streams, out, set->tokens, columns);
+    compare_tokens(model, layers, set->streams, out, set->tokens, columns);
     struct layer_check mix = {.per_token_limit = layers->per_token_limit, .least_share = 1};
-    compare_tokens(&mix, set->pre, pre, set->tokens, c->hc_mult);
+    compare_tokens(model, &mix, set->pre, pre, set->tokens, c->hc_mult);
     char what[64];
     snprintf(what, sizeof what, "layer_in/%s/%02d pre: share of tokens", layers->mode, layer);
     double limit = !strcmp(layers->mode, "exact") ? 1 : 0.85;
@@ -341,7 +361,7 @@ static enum result on_layer(
 static void check_layers(struct session *s, struct model *model, const char *mode) {
     bool exact = !strcmp(mode, "exact");
     struct layer_check layers = {
-        .s = s, .mode = mode, .per_token_limit = exact ? 1e-4 : 1e-3, .least_share = 1};
+        .s = s, .model = model, .mode = mode, .per_token_limit = exact ? 1e-4 : 1e-3, .least_share = 1};
     struct sequence *sequence = NULL;
     REQUIRE(sequence_create(model, &sequence));
     model->trace = on_layer;
@@ -478,7 +498,9 @@ int main(int argc, char **argv) {
     struct session s = {0};
     struct rank_options options = {.threads = 1};
     REQUIRE(ranks_start(&options, &s.ranks));
-    enum result found = kernels_cpu_create(1, argc > 3 ? argv[3] : NULL, &s.kernels);
+    const char *set = argc > 3 ? argv[3] : NULL;
+    enum result found = set && !strcmp(set, "cuda") ? kernels_cuda_create(0, &s.kernels)
+                                                    : kernels_cpu_create(1, set, &s.kernels);
     if (found == ERROR_USAGE && argc > 3) {
         printf("skipped: %s\n", failure_message());
         ranks_stop(&s.ranks, OK);
@@ -504,11 +526,12 @@ int main(int argc, char **argv) {
     check_copies(&s, rounded, 0);
     check_copies(&s, rounded, s.config->sliding_window);
     check_company(&s, rounded);
-    check_staging(&s, rounded);
+    if (s.kernels->shares_host_memory)
+        check_staging(&s, rounded);
     model_free(exact);
     model_free(rounded);
     checkpoint_close(s.checkpoint);
-    kernels_cpu_free(s.kernels);
+    kernels_free(s.kernels);
     H5Fclose(s.golden);
     free(s.ids);
     printf("%d failures\n", s.failures);

@@ -113,7 +113,7 @@ static enum result check_arrivals(const struct trial *trial, int32_t rank, const
                     if (trial->inputs[r].experts[slot] != own.first + x)
                         continue;
                     CHECK(at < a->pairs);
-                    CHECK(a->pair_expert[at] == x);
+                    CHECK(at >= a->start[x] && at < a->start[x + 1]);
                     CHECK(a->pair_weight[at] == trial->inputs[r].weights[slot]);
                     CHECK(a->pair_row[at] >= 0 && a->pair_row[at] < a->rows);
                     CHECK(memcmp((const char *)a->row_data + a->pair_row[at] * o->row_bytes,

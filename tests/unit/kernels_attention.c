@@ -87,7 +87,7 @@ static void test_store_rows(void **state) {
                         assert_true(found[i] == stored_value(&s, q, r)[i]);
                 }
             kernels->stream_free(kernels, stream);
-            kernels_cpu_free(kernels);
+            kernels_free(kernels);
             free(x);
             free_stored(&s);
         }

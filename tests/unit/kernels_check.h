@@ -189,7 +189,7 @@ static inline bool check_set(const struct trial *trial, const char *set, uint8_t
         assert_same_in_pieces(trial, kernels, stream, 1, whole);
         assert_same_in_pieces(trial, kernels, stream, 5, whole);
         kernels->stream_free(kernels, stream);
-        kernels_cpu_free(kernels);
+        kernels_free(kernels);
     }
     if (results != NULL)
         memcpy(results, whole, bytes);

@@ -170,26 +170,26 @@ static void run_experts(const struct kernels *kernels, struct stream *stream, co
     int32_t first, int32_t count, void *out) {
     const struct experts_case *c = context;
     size_t most = (size_t)(count * c->k);
-    int32_t *row = allocate_or_fail(most * 4), *expert = allocate_or_fail(most * 4),
-            *place = allocate_or_fail(most * 4);
+    int32_t *row = allocate_or_fail(most * 4), *place = allocate_or_fail(most * 4);
+    int32_t start[EXPERTS + 1] = {0};
     float *weight = allocate_or_fail(most * 4);
     int32_t pairs = 0;
-    for (int32_t e = 0; e < EXPERTS; e++)
+    for (int32_t e = 0; e < EXPERTS; e++) {
         for (int32_t i = 0; i < count * c->k; i++)
             if (c->chosen[first * c->k + i] == e) {
                 row[pairs] = first + i / c->k; /* rows of other tokens lie around */
-                expert[pairs] = e;
                 weight[pairs] = c->weight[first * c->k + i];
                 place[pairs++] = i;
             }
-    struct expert_pairs list = {pairs, row, expert, weight};
+        start[e + 1] = pairs;
+    }
+    struct expert_pairs list = {pairs, EXPERTS, start, row, weight};
     float *result = allocate_or_fail(most * (size_t)c->x.columns * sizeof *result);
     kernels->experts(stream, &c->x, &list, c->experts, c->limit, result);
     for (int32_t p = 0; p < pairs; p++)
         memcpy((float *)out + (int64_t)place[p] * c->x.columns, result + (int64_t)p * c->x.columns,
             (size_t)c->x.columns * sizeof *result);
     free(row);
-    free(expert);
     free(place);
     free(weight);
     free(result);
@@ -277,13 +277,13 @@ static void test_no_tokens(void **state) {
     assert_int_equal(kernels->stream_create(kernels, &stream), OK);
     struct matrix w = random_matrix(WEIGHT_FP8_TILE, 32, 32);
     struct rows x = {NULL, ROWS_FP8, 32, 33};
-    struct expert_pairs pairs = {0, NULL, NULL, NULL};
+    struct expert_pairs pairs = {0, 0, NULL, NULL, NULL};
     kernels->product(stream, &x, 0, &w, NULL, 32);
     kernels->grouped_product(stream, NULL, 0, 1, &w, NULL);
     kernels->experts(stream, &x, &pairs, NULL, 10, NULL);
     free_matrix(&w);
     kernels->stream_free(kernels, stream);
-    kernels_cpu_free(kernels);
+    kernels_free(kernels);
 }
 
 int main(void) {

@@ -151,7 +151,7 @@ static void test_encoding_of_any_numbers(void **state) {
             }
             free(bytes);
             kernels->stream_free(kernels, stream);
-            kernels_cpu_free(kernels);
+            kernels_free(kernels);
         }
     free(x);
 }
@@ -185,7 +185,7 @@ static void test_decoding_of_any_bytes(void **state) {
             free(bytes);
             free(found);
             kernels->stream_free(kernels, stream);
-            kernels_cpu_free(kernels);
+            kernels_free(kernels);
         }
 }
 
@@ -280,7 +280,7 @@ static void test_rotate_again(void **state) {
         }
     }
     kernels->stream_free(kernels, stream);
-    kernels_cpu_free(kernels);
+    kernels_free(kernels);
 }
 
 /* ---- activation, combination, compression ---- */
@@ -751,8 +751,8 @@ static void test_backend(void **state) {
     ((uint8_t *)pool)[(size_t)1 << 39] = 1;
     kernels->release(kernels, pool);
     assert_int_equal(kernels->allocate(kernels, SIZE_MAX - 5, &pool), ERROR_MEMORY);
-    kernels_cpu_free(kernels);
-    kernels_cpu_free(NULL);
+    kernels_free(kernels);
+    kernels_free(NULL);
 }
 
 int main(void) {

@@ -9,7 +9,7 @@ enum {
 
 /* The pairs of one expert. */
 struct segment {
-    int32_t begin, end;
+    int32_t expert, begin, end;
 };
 
 /* One call: what the threads share. */
@@ -26,11 +26,9 @@ struct experts_call {
 
 static int32_t find_segments(const struct expert_pairs *pairs, struct segment *segments) {
     int32_t count = 0;
-    for (int32_t p = 0; p < pairs->count; p++) {
-        if (p == 0 || pairs->expert[p] != pairs->expert[p - 1])
-            segments[count++] = (struct segment){p, p};
-        segments[count - 1].end = p + 1;
-    }
+    for (int32_t e = 0; e < pairs->experts; e++)
+        if (pairs->start[e] < pairs->start[e + 1])
+            segments[count++] = (struct segment){e, pairs->start[e], pairs->start[e + 1]};
     return count;
 }
 
@@ -48,7 +46,7 @@ static void activate(float *gate, const float *up, int32_t columns, float limit,
 static void hidden_columns(
     const struct experts_call *call, const struct segment *segment, int32_t row, int32_t rows, void *tile) {
     float gate[HIDDEN_VALUES], up[HIDDEN_VALUES];
-    const struct expert_weights *expert = &call->experts[call->pairs->expert[segment->begin]];
+    const struct expert_weights *expert = &call->experts[segment->expert];
     int32_t pairs = segment->end - segment->begin, most = HIDDEN_VALUES / rows;
     int32_t chunks = (pairs + most - 1) / most;
     int32_t share = (pairs + chunks - 1) / chunks; /* no small rest, for each chunk decodes the weights */
@@ -69,7 +67,7 @@ static void hidden_columns(
 
 static void down_rows(const struct experts_call *call, const struct segment *segment, int32_t row,
     int32_t rows, float *out, void *tile) {
-    const struct matrix *w2 = &call->experts[call->pairs->expert[segment->begin]].w2;
+    const struct matrix *w2 = &call->experts[segment->expert].w2;
     FOR_SET(multiply_rows)
     (&call->hidden, segment->begin, segment->end - segment->begin, w2, row, rows,
         out + (int64_t)segment->begin * w2->rows + row, w2->rows, tile);
@@ -78,7 +76,7 @@ static void down_rows(const struct experts_call *call, const struct segment *seg
 /* Rows by pair: inputs, and room for the hidden ones. */
 static void prepare(struct stream *stream, const struct rows *x, struct experts_call *call) {
     const struct expert_pairs *pairs = call->pairs;
-    const struct expert_weights *first = &call->experts[pairs->expert[0]];
+    const struct expert_weights *first = call->experts; /* all have the same shape and formats */
     int32_t rows = 0;
     for (int32_t p = 0; p < pairs->count; p++)
         rows = pairs->row[p] >= rows ? pairs->row[p] + 1 : rows;
@@ -102,16 +100,15 @@ static void experts(struct stream *stream, const struct rows *x, const struct ex
     const struct expert_weights *weights, float limit, float *out) {
     if (pairs->count <= 0)
         return;
-    const struct expert_weights *first = &weights[pairs->expert[0]];
     struct experts_call call = {.pairs = pairs,
         .experts = weights,
-        .inner = first->w1.rows,
+        .inner = weights->w1.rows,
         .limit = limit,
         .is_rounded = x->encoding == ROWS_FP8};
     prepare(stream, x, &call);
     int32_t segments = find_segments(pairs, call.segments);
     bool has_few = pairs->count <= FEW_TOKENS * segments;
-    int32_t inner = call.inner, outer = first->w2.rows;
+    int32_t inner = call.inner, outer = weights->w2.rows;
     int32_t hidden =
         least(item_rows(has_few, inner, segments, ITEMS_PER_THREAD * stream->threads, PART_COLUMNS),
             HIDDEN_VALUES / PART_COLUMNS * PART_COLUMNS);
