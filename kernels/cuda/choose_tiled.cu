@@ -1,0 +1,281 @@
+/* Index scores by tensor cores: FP4 keys and queries.
+ *
+ * FP4 values are small multiples of a half, so the dot product of a scale group is exact in the tensor cores' sums; then float32: groups are
+ * scaled and added in order, heads by weight. A warp keeps WARP_ROWS keys in registers and meets the tokens of its block one
+ * after the other; their packed queries come through shared memory. Keys are loaded again only where a token has another
+ * sequence or list. Columns of a group lie in the order that makes one word of codes a lane's part of two products.
+ */
+#include "kernels/cuda/choose.h"
+#include "kernels/cuda/encode.h"
+#include "kernels/cuda/mma.h"
+#include "kernels/cuda/pairs.h"
+
+enum {
+    MOST_GROUPS = 4, /* scale groups of a key */
+    MOST_COLUMNS = MOST_GROUPS * GROUP,
+    MOST_HEADS = 64,
+    HEAD_TILE = 8,
+    THREADS = 256,
+    WARP_ROWS = 32,
+    ROW_TILES = WARP_ROWS / 16,
+    BLOCK_ROWS = THREADS / WARP * WARP_ROWS, /* as many as threads */
+    MOST_TOKENS = 64,                        /* of a block */
+    UNITS = MOST_COLUMNS / UNIT,
+};
+
+/* A query of one head, packed: BF16 values of its codes [MOST_COLUMNS], 16-byte units permuted by the head's number. After those
+ * of all heads of a token come their groups' scales, then their weights; heads are padded to whole tiles. */
+enum {
+    QUERY_BYTES = MOST_COLUMNS * 2,
+    SCALE_BYTES = MOST_GROUPS * 4,
+    HEAD_BYTES = QUERY_BYTES + SCALE_BYTES + 4,
+};
+
+struct score_memory {
+    uint4 queries[2][MOST_HEADS * HEAD_BYTES / 16]; /* of this token and the next */
+};
+
+__host__ __device__ static inline int32_t padded_heads(int32_t heads) {
+    return (heads + HEAD_TILE - 1) / HEAD_TILE * HEAD_TILE;
+}
+
+int64_t packed_query_bytes(int32_t heads) {
+    return (int64_t)padded_heads(heads) * HEAD_BYTES;
+}
+
+bool is_score_tiled(const struct choose_call *call) {
+    const struct block_rows *rows = &call->keys.rows;
+    return rows->encoding == ROWS_FP4 && rows->columns <= MOST_COLUMNS && rows->columns % GROUP == 0 &&
+           call->choice.heads <= MOST_HEADS;
+}
+
+/* ---- packing ---- */
+
+/* Where a column of a group lies: lane i of a product has the codes 8 i to 8 i + 7, two at a time. */
+__device__ static inline int32_t group_place(int32_t column) {
+    int32_t lane = column / UNIT, code = column % UNIT;
+    return code % 4 * UNIT + lane * 2 + code / 4;
+}
+
+/* A warp a head, a lane four columns. */
+static __global__ void pack_queries(struct choose_call call) {
+    int32_t heads = call.choice.heads, padded = padded_heads(heads), columns = call.keys.rows.columns;
+    int32_t lane = (int32_t)threadIdx.x % WARP, head = (int32_t)blockIdx.x % padded;
+    int32_t token = (int32_t)blockIdx.x / padded;
+    uint8_t *packed = call.queries + (int64_t)token * padded * HEAD_BYTES;
+    uint16_t *values = (uint16_t *)(packed + head * QUERY_BYTES);
+    float *scales = (float *)(packed + padded * QUERY_BYTES) + head * MOST_GROUPS;
+    float *weights = (float *)(packed + padded * (QUERY_BYTES + SCALE_BYTES));
+    bool is_there = head < heads && lane * FOUR < columns;
+    float x[FOUR] = {};
+    for (int32_t i = 0; i < FOUR && is_there; i++)
+        x[i] = call.q[((int64_t)token * heads + head) * columns + lane * FOUR + i];
+    struct encoded_four code = encode_fp4_four(x);
+    for (int32_t i = 0; i < FOUR; i++) {
+        int32_t place = lane * FOUR / GROUP * GROUP + group_place(lane * FOUR % GROUP + i);
+        int32_t unit = place / UNIT ^ (head & 7);
+        float value = e2m1_value((uint8_t)(code.codes >> 4 * i & 15));
+        values[unit * UNIT + place % UNIT] = (uint16_t)(float_bits(value) >> 16);
+    }
+    if (lane % (GROUP / FOUR) == 0)
+        scales[lane / (GROUP / FOUR)] = e8m0_value(code.scale);
+    if (lane == 0)
+        weights[head] = head < heads ? call.weight[(int64_t)token * heads + head] : 0.0f;
+}
+
+/* ---- keys ---- */
+
+/* A warp's rows. Of each tile a lane has parts of the rows lane / 4 and that + 8, as products want them. */
+struct key_tile {
+    uint32_t codes[ROW_TILES][MOST_GROUPS][2][4];
+    float scale[ROW_TILES][2][MOST_GROUPS];
+};
+
+__device__ static inline uint32_t load_codes(const uint8_t *from, bool whole) {
+    if (whole)
+        return *(const uint32_t *)from;
+    return (uint32_t)from[0] | (uint32_t)from[1] << 8 | (uint32_t)from[2] << 16 | (uint32_t)from[3] << 24;
+}
+
+/* Half `half` of tile m from an encoded row; NULL: zeros. */
+__device__ static inline void load_key(
+    struct key_tile *keys, int32_t m, int32_t half, const uint8_t *row, int32_t columns, bool whole) {
+    int32_t lane = (int32_t)threadIdx.x % 4;
+#pragma unroll
+    for (int32_t g = 0; g < MOST_GROUPS; g++) {
+        bool is_there = row != NULL && g * GROUP < columns;
+        uint32_t codes = is_there ? load_codes(row + g * (GROUP / 2) + lane * 4, whole) : 0;
+        keys->scale[m][half][g] = is_there ? e8m0_value(row[columns / 2 + g]) : 0.0f;
+#pragma unroll
+        for (int32_t k = 0; k < 2; k++) {
+            keys->codes[m][g][k][half] = e2m1_pair(codes, k * 2);
+            keys->codes[m][g][k][half + 2] = e2m1_pair(codes, k * 2 + 1);
+        }
+    }
+}
+
+/* The place of row `half` of tile m. */
+__device__ static inline int64_t lane_place(int32_t m, int32_t half) {
+    int32_t warp = (int32_t)threadIdx.x / WARP, row = (int32_t)threadIdx.x % WARP / 4;
+    return (int64_t)blockIdx.x * BLOCK_ROWS + warp * WARP_ROWS + m * 16 + half * 8 + row;
+}
+
+/* Which keys the warp holds: places before `reach` of a sequence's rows. */
+struct held_keys {
+    int32_t sequence, reach; /* -1: none */
+};
+
+/* The most rows that tokens from `token` on see which share its list. */
+__device__ static inline int32_t shared_reach(const struct choose_call *call, int32_t token, int32_t end) {
+    int32_t reach = visible_rows(call, token), sequence = call->sequence[token];
+    for (int32_t t = token + 1; t < end && call->sequence[t] == sequence; t++) {
+        int32_t visible = visible_rows(call, t);
+        reach = visible > reach ? visible : reach;
+    }
+    return reach;
+}
+
+/* Makes sure that the warp holds the token's keys. */
+__device__ static inline void hold_keys(const struct choose_call *call, int32_t token, int32_t end,
+    bool whole, struct held_keys *held, struct key_tile *keys) {
+    bool has_list = call->choice.use_candidates;
+    if (!has_list && call->sequence[token] == held->sequence && visible_rows(call, token) <= held->reach)
+        return;
+    held->sequence = call->sequence[token];
+    held->reach = has_list ? 0 : shared_reach(call, token, end);
+#pragma unroll
+    for (int32_t m = 0; m < ROW_TILES; m++)
+#pragma unroll
+        for (int32_t half = 0; half < 2; half++) {
+            int64_t place = lane_place(m, half);
+            int32_t row = place < held->reach ? (int32_t)place : -1;
+            if (has_list)
+                row = place < call->places ? listed_row(call, token, place) : -1;
+            const uint8_t *from = row >= 0 ? block_row(&call->keys, held->sequence, row) : NULL;
+            load_key(keys, m, half, from, call->keys.rows.columns, whole);
+        }
+}
+
+/* ---- scores ---- */
+
+/* This lane's part of the scores of its rows, over its pair of each tile of heads. */
+__device__ static inline void add_heads(const struct key_tile *keys, const uint4 *packed, int32_t padded,
+    int32_t columns, float total[ROW_TILES][2]) {
+    const int32_t lane = (int32_t)threadIdx.x % WARP;
+    const float *scales = (const float *)(packed + padded * UNITS);
+    const float *weights = scales + padded * MOST_GROUPS;
+    for (int32_t first = 0; first < padded; first += HEAD_TILE) {
+        int32_t head = first + lane % 4 * 2;
+        float sum[ROW_TILES][4] = {};
+#pragma unroll
+        for (int32_t g = 0; g < MOST_GROUPS; g++) {
+            if (g * GROUP >= columns)
+                break;
+            uint32_t query[4];
+            load_matrices(query, packed + (first + (lane & 7)) * UNITS + ((g * 4 + lane / 8) ^ (lane & 7)));
+            float scale[2] = {scales[head * MOST_GROUPS + g], scales[(head + 1) * MOST_GROUPS + g]};
+#pragma unroll
+            for (int32_t m = 0; m < ROW_TILES; m++) {
+                float products[4] = {};
+                mma_bf16(products, keys->codes[m][g][0], query);
+                mma_bf16(products, keys->codes[m][g][1], query + 2);
+#pragma unroll
+                for (int32_t e = 0; e < 4; e++)
+                    sum[m][e] = fmaf(products[e] * keys->scale[m][e / 2][g], scale[e % 2], sum[m][e]);
+            }
+        }
+#pragma unroll
+        for (int32_t m = 0; m < ROW_TILES; m++)
+#pragma unroll
+            for (int32_t e = 0; e < 4; e++)
+                total[m][e / 2] = fmaf(positive_part(sum[m][e]), weights[head + e % 2], total[m][e / 2]);
+    }
+}
+
+/* Scores of the token for the warp's rows. */
+__device__ static inline void score_token(
+    const struct choose_call *call, int32_t token, const struct key_tile *keys, const uint4 *packed) {
+    float total[ROW_TILES][2] = {};
+    add_heads(keys, packed, padded_heads(call->choice.heads), call->keys.rows.columns, total);
+#pragma unroll
+    for (int32_t m = 0; m < ROW_TILES; m++)
+#pragma unroll
+        for (int32_t half = 0; half < 2; half++) {
+            float score = total[m][half];
+            score += __shfl_xor_sync(ALL_LANES, score, 1);
+            score += __shfl_xor_sync(ALL_LANES, score, 2);
+            int64_t place = lane_place(m, half);
+            if ((int32_t)threadIdx.x % 4 != m * 2 + half || place >= call->places)
+                continue;
+            bool is_seen = listed_row(call, token, place) >= 0;
+            if (is_seen || call->choice.use_candidates)
+                call->scores[token * call->stride + place] = is_seen ? sort_key(score) : 0;
+        }
+}
+
+/* Candidate blocks fill the first places: whether there is none from place `first` on. */
+__device__ static inline bool is_beyond_candidates(
+    const struct choose_call *call, int32_t token, int64_t first) {
+    const struct index_choice *choice = &call->choice;
+    return call->candidates[(int64_t)token * choice->block_limit + first / choice->block_size] < 0;
+}
+
+/* The block's places hold nothing that is ever chosen. */
+__device__ static inline void clear_scores(const struct choose_call *call, int32_t token, int64_t first) {
+    int64_t place = first + threadIdx.x;
+    if (place < call->places)
+        call->scores[token * call->stride + place] = 0;
+}
+
+/* Sets out to bring a token's packed queries. */
+__device__ static inline void fetch_queries(
+    const struct choose_call *call, int32_t token, struct score_memory *memory) {
+    int32_t bytes = padded_heads(call->choice.heads) * HEAD_BYTES;
+    const uint8_t *from = call->queries + (int64_t)token * bytes;
+    for (int32_t i = (int32_t)threadIdx.x; i < bytes / 16; i += THREADS)
+        copy_async(&memory->queries[token % 2][i], from + i * 16, 16);
+    copies_commit();
+}
+
+/* Block (rows, tokens): BLOCK_ROWS places of the lists of `group` tokens. whole: rows begin at multiples of 4 bytes. */
+static __global__ void __launch_bounds__(THREADS, 2)
+    score_tiles(struct choose_call call, int32_t group, bool whole) {
+    struct score_memory *memory = &SHARED(struct score_memory);
+    int32_t token = (int32_t)blockIdx.y * group,
+            end = token + group < call.tokens ? token + group : call.tokens;
+    int64_t first = (int64_t)blockIdx.x * BLOCK_ROWS;
+    struct held_keys held = {-1, -1};
+    struct key_tile keys;
+    fetch_queries(&call, token, memory);
+    for (; token < end; token++) {
+        copies_wait<0>();
+        __syncthreads(); /* the token's queries are there, those of the last one no longer read */
+        if (token + 1 < end)
+            fetch_queries(&call, token + 1, memory);
+        if (!call.choice.use_candidates && first >= visible_rows(&call, token))
+            continue;
+        if (call.choice.use_candidates && is_beyond_candidates(&call, token, first)) {
+            clear_scores(&call, token, first);
+            continue;
+        }
+        hold_keys(&call, token, end, whole, &held, &keys);
+        score_token(&call, token, &keys, memory->queries[token % 2]);
+    }
+}
+
+/* Tokens of a block: the more the fewer keys are loaded again, but enough blocks to keep the device busy. */
+static int32_t tokens_of_block(const struct stream *stream, int64_t tiles, int32_t tokens) {
+    int64_t group = tiles * tokens / (4 * (int64_t)stream->multiprocessors);
+    return group < 1 ? 1 : group < MOST_TOKENS ? (int32_t)group : MOST_TOKENS;
+}
+
+void score_tiled(struct stream *stream, const struct choose_call *call) {
+    struct choose_call given = *call;
+    int64_t tiles = (call->places + BLOCK_ROWS - 1) / BLOCK_ROWS;
+    int32_t group = tokens_of_block(stream, tiles, call->tokens);
+    bool whole = are_aligned(&call->keys, 4);
+    dim3 pack_grid((unsigned)(call->tokens * padded_heads(call->choice.heads)));
+    dim3 grid((unsigned)tiles, (unsigned)((call->tokens + group - 1) / group));
+    LAUNCH(stream, pack_queries, pack_grid, dim3(WARP), 0, given);
+    LAUNCH(stream, score_tiles, grid, dim3(THREADS), sizeof(struct score_memory), given, group, whole);
+}
