@@ -21,6 +21,7 @@ enum scratch_area {
     SCRATCH_ATTEND,  /* partial softmax sums of attention with few tokens */
     SCRATCH_MIX,     /* products of the stream mixers */
     SCRATCH_VISION,  /* scores of an image's attention */
+    SCRATCH_SAMPLE,  /* weights and order of the tokens a row may choose */
     SCRATCH_AREAS,
 };
 
@@ -30,6 +31,7 @@ struct scratch {
 };
 
 struct pinned_ring; /* host memory through which small uploads go without a wait: memory.cu */
+struct expert_tables; /* where experts lie, in device memory: experts_table.cu */
 
 struct stream {
     cudaStream_t handle;
@@ -38,6 +40,7 @@ struct stream {
     int32_t architecture;    /* 90 or 100; 0 in the emulation */
     struct scratch scratch[SCRATCH_AREAS];
     struct pinned_ring *ring;
+    struct expert_tables *expert_tables;
     enum result status; /* of the work so far, and its message */
     char message[256];
 };
@@ -50,5 +53,8 @@ void *stream_scratch(struct stream *stream, enum scratch_area area, size_t bytes
 void stream_launched(struct stream *stream, const char *kernel);
 /* Keeps `code` as the stream's failure, `what` being the operation; true when it is cudaSuccess. */
 bool stream_check(struct stream *stream, cudaError_t code, const char *what);
+
+/* Frees the stream's tables of experts. */
+void expert_tables_free(struct stream *stream);
 
 #endif
