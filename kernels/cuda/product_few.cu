@@ -1,0 +1,315 @@
+/* Products of few tokens: what bounds them is the reading of weights, so each weight is read once, straight into the registers of the lane
+ * whose part of a tensor-core fragment it is, several blocks of columns ahead of their use. A block makes 16 outputs (of gate and up
+ * products 32 of each); its warps share out the chunks of columns, and add their sums up in shared memory.
+ */
+#include "kernels/cuda/mma.h"
+#include "kernels/cuda/product_work.h"
+
+/* ---- weights ---- */
+
+enum { LANE_COLUMNS = 16 }; /* of a block of columns, per lane and row */
+
+/* A lane's columns of one row. */
+template <int kind> struct lane_codes {
+    uint32_t word[2 * code_size<kind>::words];
+    uint32_t scale;
+};
+
+/* Rows g and g + 8 of a tile, of one matrix. */
+template <int kind> struct lane_row {
+    const uint8_t *codes; /* of the row's first column */
+    const uint8_t *scales;
+};
+
+template <int kind>
+__device__ static inline struct lane_row<kind> open_row(const struct code_matrix *w, int32_t row) {
+    struct lane_row<kind> opened = {
+        w->codes + row *code_bytes<kind>(w->columns), NULL
+    };
+    if (kind != CODES_BF16)
+        opened.scales = scales_of_row(w, row);
+    return opened;
+}
+
+/* Columns [c, c + 16); zeros beyond `columns`. */
+template <int kind>
+__device__ static inline void load_codes(
+    const struct lane_row<kind> *row, int32_t c, int32_t columns, struct lane_codes<kind> *out) {
+    const uint8_t *from = row->codes + code_bytes<kind>(c);
+    bool is_in = c < columns;
+    out->scale = 0;
+    if (kind == CODES_FP4) {
+        uint2 v = is_in ? load_stream_8(from) : make_uint2(0, 0);
+        out->word[0] = v.x;
+        out->word[1] = v.y;
+    } else {
+#pragma unroll
+        for (int v = 0; v < code_size<kind>::words / 2; v++) {
+            bool has = kind == CODES_BF16 ? c + v * EIGHT < columns : is_in;
+            uint4 four = has ? load_stream_16(from + 16 * v) : make_uint4(0, 0, 0, 0);
+            out->word[4 * v] = four.x;
+            out->word[4 * v + 1] = four.y;
+            out->word[4 * v + 2] = four.z;
+            out->word[4 * v + 3] = four.w;
+        }
+    }
+    if (kind != CODES_BF16 && is_in)
+        out->scale = row->scales[c / GROUP];
+}
+
+/* Two words a step. */
+template <int kind>
+__device__ static inline void decode_codes(const struct lane_codes<kind> *codes, uint32_t out[8]) {
+    open_codes<kind>(codes->word, out);
+    open_codes<kind>(codes->word + code_size<kind>::words, out + 4);
+    if (kind != CODES_BF16)
+        apply_factor<8>(out, code_factor_of<kind>(codes->scale));
+}
+
+/* ---- a warp's chunks ---- */
+
+/* Blocks of columns that are read ahead: as registers allow. */
+template <int kind, int matrices, int token_tiles> struct few_shape {
+    static const int full = (kind == CODES_FP4      ? 8
+                                : kind == CODES_FP8 ? 4
+                                                    : 2) /
+                            matrices / (token_tiles > 2 ? 2 : 1);
+    static const int ahead = full > 1 ? full : 1;
+};
+
+template <int kind, int matrices, int token_tiles> struct few_state {
+    struct lane_row<kind> row[matrices][2];
+    struct lane_codes<kind> codes[few_shape<kind, matrices, token_tiles>::ahead][matrices][2];
+    const uint8_t *x[token_tiles]; /* of the token g of each tile, this lane's first column */
+    float sum[matrices][token_tiles][4];
+    int32_t columns, lane_column; /* 16 * i */
+};
+
+template <int kind, int matrices, int token_tiles>
+__device__ static inline void load_block(
+    struct few_state<kind, matrices, token_tiles> *state, int32_t block, int slot) {
+    int32_t c = block * BLOCK_COLUMNS + state->lane_column;
+#pragma unroll
+    for (int m = 0; m < matrices; m++)
+#pragma unroll
+        for (int r = 0; r < 2; r++)
+            load_codes<kind>(&state->row[m][r], c, state->columns, &state->codes[slot][m][r]);
+}
+
+/* A lane's columns of a token's row: four steps of two words. */
+__device__ static inline void load_input(const uint8_t *row, int32_t c, int32_t columns, uint32_t out[8]) {
+#pragma unroll
+    for (int v = 0; v < 2; v++) {
+        uint4 four = c + v * EIGHT < columns ? *(const uint4 *)(row + (int64_t)c * 2 + 16 * v)
+                                             : make_uint4(0, 0, 0, 0);
+        out[4 * v] = four.x;
+        out[4 * v + 1] = four.y;
+        out[4 * v + 2] = four.z;
+        out[4 * v + 3] = four.w;
+    }
+}
+
+template <int kind, int terms, int matrices, int token_tiles>
+__device__ static inline void meet_block(
+    struct few_state<kind, matrices, token_tiles> *state, int32_t block, int slot, int64_t term_bytes) {
+    uint32_t low[matrices][8], high[matrices][8];
+    int32_t c = block * BLOCK_COLUMNS + state->lane_column;
+#pragma unroll
+    for (int m = 0; m < matrices; m++) {
+        decode_codes<kind>(&state->codes[slot][m][0], low[m]);
+        decode_codes<kind>(&state->codes[slot][m][1], high[m]);
+    }
+#pragma unroll
+    for (int term = 0; term < terms; term++)
+#pragma unroll
+        for (int n = 0; n < token_tiles; n++) {
+            uint32_t b[8];
+            load_input(state->x[n] + term * term_bytes, c, state->columns, b);
+#pragma unroll
+            for (int s = 0; s < 8; s += 2)
+#pragma unroll
+                for (int m = 0; m < matrices; m++) {
+                    uint32_t a[4] = {low[m][s], high[m][s], low[m][s + 1], high[m][s + 1]};
+                    mma_bf16(state->sum[m][n], a, b + s);
+                }
+        }
+}
+
+/* Sums of one chunk of one tile of 16 outputs: [matrices][16][tokens]. */
+template <int matrices, int token_tiles> struct few_sums { float sum[matrices][FEW_ROWS][8 * token_tiles]; };
+
+template <int kind, int matrices, int token_tiles>
+__device__ static inline void put_sums(
+    struct few_state<kind, matrices, token_tiles> *state, struct few_sums<matrices, token_tiles> *to) {
+    int32_t g = (int32_t)threadIdx.x % WARP / 4, i = (int32_t)threadIdx.x % 4;
+#pragma unroll
+    for (int m = 0; m < matrices; m++)
+#pragma unroll
+        for (int n = 0; n < token_tiles; n++)
+#pragma unroll
+            for (int o = 0; o < 4; o++) {
+                to->sum[m][g + o / 2 * 8][8 * n + 2 * i + o % 2] = state->sum[m][n][o];
+                state->sum[m][n][o] = 0;
+            }
+}
+
+/* Chunks [first, first + a_part) of the tile of 16 outputs that begins at row `row` of the group; sums: of chunk 0, `step` apart. */
+template <int kind, int terms, int matrices, int token_tiles>
+__device__ static inline void few_chunks(const struct product_work *work, const struct product_job *job,
+    int32_t row, int32_t first, struct few_sums<matrices, token_tiles> *sums, int32_t step) {
+    constexpr int ahead = few_shape<kind, matrices, token_tiles>::ahead;
+    struct few_state<kind, matrices, token_tiles> state;
+    int32_t g = (int32_t)threadIdx.x % WARP / 4;
+    state.lane_column = (int32_t)threadIdx.x % 4 * LANE_COLUMNS;
+    state.columns = job->w[0].columns;
+#pragma unroll
+    for (int m = 0; m < matrices; m++)
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            int32_t at = row + g + 8 * r;
+            state.row[m][r] = open_row<kind>(&job->w[m], job->first + (at < job->rows ? at : job->rows - 1));
+        }
+#pragma unroll
+    for (int n = 0; n < token_tiles; n++) {
+        int32_t token = 8 * n + g;
+        state.x[n] = job->x + (token < job->tokens ? token : 0) * job->x_stride;
+#pragma unroll
+        for (int o = 0; o < 4 * matrices; o++)
+            state.sum[o / 4][n][o % 4] = 0;
+    }
+    int32_t block = first * CHUNK_BLOCKS, end = (first + work->chunks_a_part) * CHUNK_BLOCKS;
+    int32_t all = (state.columns + BLOCK_COLUMNS - 1) / BLOCK_COLUMNS;
+    end = end < all ? end : all;
+#pragma unroll
+    for (int slot = 0; slot < ahead; slot++)
+        if (block + slot < end)
+            load_block<kind, matrices, token_tiles>(&state, block + slot, slot);
+    for (; block < end; block += ahead)
+#pragma unroll
+        for (int slot = 0; slot < ahead; slot++) {
+            int32_t now = block + slot;
+            if (now < end) {
+                meet_block<kind, terms, matrices, token_tiles>(&state, now, slot, work->x.term_bytes);
+                if (now + ahead < end)
+                    load_block<kind, matrices, token_tiles>(&state, now + ahead, slot);
+                if (now % CHUNK_BLOCKS == CHUNK_BLOCKS - 1 || now == end - 1)
+                    put_sums<kind, matrices, token_tiles>(&state, sums + now / CHUNK_BLOCKS * step);
+            }
+        }
+}
+
+/* The whole sum of one output of one matrix. */
+template <int matrices, int token_tiles>
+__device__ static inline float add_chunks(const struct few_sums<matrices, token_tiles> *sums, int32_t step,
+    int32_t chunks, int matrix, int32_t row, int32_t token) {
+    float total = sums->sum[matrix][row][token];
+    for (int32_t chunk = 1; chunk < chunks; chunk++)
+        total += sums[chunk * step].sum[matrix][row][token];
+    return total;
+}
+
+/* ---- kernels ---- */
+
+template <int kind, int terms, int token_tiles>
+static __global__ void __launch_bounds__(FEW_MOST_WARPS *WARP) few_product(struct product_work work) {
+    typedef struct few_sums<1, token_tiles> sums_type;
+    sums_type *sums = &SHARED(sums_type);
+    struct product_job job;
+    if (!find_job(&work, FEW_ROWS, 8 * token_tiles, &job))
+        return;
+    int32_t warp = (int32_t)threadIdx.x / WARP;
+    few_chunks<kind, terms, 1, token_tiles>(&work, &job, job.row, warp * work.chunks_a_part, sums, 1);
+    __syncthreads();
+    for (int32_t o = (int32_t)threadIdx.x; o < FEW_ROWS * job.tokens; o += (int32_t)blockDim.x) {
+        int32_t row = o % FEW_ROWS, token = o / FEW_ROWS;
+        if (job.row + row < job.rows)
+            put_output(&work, &job, token, job.row + row, add_chunks(sums, 1, work.chunks, 0, row, token));
+    }
+}
+
+/* The first half of the warps makes 16 outputs of both products, the second half the next 16: one scale group of the hidden row. */
+template <int kind, int terms, int token_tiles>
+static __global__ void __launch_bounds__(FEW_MOST_WARPS *WARP) few_gate_and_up(struct product_work work) {
+    typedef struct few_sums<2, token_tiles> sums_type;
+    sums_type *sums = &SHARED(sums_type);
+    struct product_job job;
+    if (!find_job(&work, 2 * FEW_ROWS, 8 * token_tiles, &job))
+        return;
+    int32_t warps = (int32_t)blockDim.x / WARP, warp = (int32_t)threadIdx.x / WARP;
+    int32_t half = warp / (warps / 2), lane = (int32_t)threadIdx.x % WARP;
+    few_chunks<kind, terms, 2, token_tiles>(
+        &work, &job, job.row + half * FEW_ROWS, warp % (warps / 2) * work.chunks_a_part, sums + half, 2);
+    __syncthreads();
+    const struct activation *to = &work.activation;
+    for (int32_t token = warp; token < job.tokens; token += warps) {
+        float gate = add_chunks(sums + lane / FEW_ROWS, 2, work.chunks, 0, lane % FEW_ROWS, token);
+        float up = add_chunks(sums + lane / FEW_ROWS, 2, work.chunks, 1, lane % FEW_ROWS, token);
+        float value = activate(gate, up, to->limit, to->weight[job.token + token]);
+        uint32_t amax = float_bits(value) & 0x7fffffffu;
+        for (int32_t mask = WARP / 2; mask > 0; mask /= 2) {
+            uint32_t other = __shfl_xor_sync(ALL_LANES, amax, mask);
+            amax = other > amax ? other : amax;
+        }
+        if (to->is_rounded)
+            value = round_in_group(value, amax);
+        put_column(&to->hidden, job.token + token, job.row + lane, value);
+    }
+}
+
+/* ---- launches ---- */
+
+template <int kind, int terms>
+static void launch_few_tokens(
+    struct stream *stream, struct product_work work, const struct product_tiles *tiles, dim3 grid) {
+    uint32_t threads = (uint32_t)tiles->warps * WARP;
+    size_t bytes = (size_t)tiles->shared_bytes;
+    if (tiles->tokens == 8)
+        LAUNCH(stream, (few_product<kind, terms, 1>), grid, threads, bytes, work);
+    else if (tiles->tokens == 16)
+        LAUNCH(stream, (few_product<kind, terms, 2>), grid, threads, bytes, work);
+    else
+        LAUNCH(stream, (few_product<kind, terms, 4>), grid, threads, bytes, work);
+}
+
+template <int kind, int terms>
+static void launch_few_gate_and_up(
+    struct stream *stream, struct product_work work, const struct product_tiles *tiles, dim3 grid) {
+    uint32_t threads = 2 * (uint32_t)tiles->warps * WARP;
+    size_t bytes = (size_t)tiles->shared_bytes;
+    if (tiles->tokens == 8)
+        LAUNCH(stream, (few_gate_and_up<kind, terms, 1>), grid, threads, bytes, work);
+    else if (tiles->tokens == 16)
+        LAUNCH(stream, (few_gate_and_up<kind, terms, 2>), grid, threads, bytes, work);
+    else
+        LAUNCH(stream, (few_gate_and_up<kind, terms, 4>), grid, threads, bytes, work);
+}
+
+template <int kind>
+static void launch_few_terms(struct stream *stream, const struct product_work *work,
+    const struct product_tiles *tiles, dim3 grid, bool is_gate_and_up) {
+    if (is_gate_and_up && work->x.terms == 1)
+        launch_few_gate_and_up<kind, 1>(stream, *work, tiles, grid);
+    else if (is_gate_and_up)
+        launch_few_gate_and_up<kind, MOST_TERMS>(stream, *work, tiles, grid);
+    else if (work->x.terms == 1)
+        launch_few_tokens<kind, 1>(stream, *work, tiles, grid);
+    else
+        launch_few_tokens<kind, MOST_TERMS>(stream, *work, tiles, grid);
+}
+
+void launch_few_product(struct stream *stream, const struct product_work *work,
+    const struct product_tiles *tiles, enum code_kind kind, bool is_gate_and_up) {
+    struct product_work now = *work;
+    now.row_tiles = (work->rows + tiles->rows - 1) / tiles->rows;
+    now.chunks = tiles->chunks;
+    now.chunks_a_part = tiles->chunks_a_part;
+    dim3 grid((uint32_t)now.row_tiles * (uint32_t)tiles->token_tiles, (uint32_t)work->groups);
+    if (kind == CODES_FP4)
+        launch_few_terms<CODES_FP4>(stream, &now, tiles, grid, is_gate_and_up);
+    else if (kind == CODES_FP8)
+        launch_few_terms<CODES_FP8>(stream, &now, tiles, grid, is_gate_and_up);
+    else if (now.x.terms == 1) /* gates and ups of BF16 are not regular: tiles.c */
+        launch_few_tokens<CODES_BF16, 1>(stream, now, tiles, grid);
+    else
+        launch_few_tokens<CODES_BF16, MOST_TERMS>(stream, now, tiles, grid);
+}
