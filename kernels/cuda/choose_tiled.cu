@@ -120,7 +120,8 @@ __device__ static inline int64_t lane_place(int32_t m, int32_t half) {
     return (int64_t)blockIdx.x * BLOCK_ROWS + warp * WARP_ROWS + m * 16 + half * 8 + row;
 }
 
-/* Which keys the warp holds: places before `reach` of a sequence's rows. */
+/* Which keys the warp holds: places before `reach` of a sequence's rows. Tokens between two of a sequence may have been passed over, so
+ * that the second one's rows can reach further. */
 struct held_keys {
     int32_t sequence, reach; /* -1: none */
 };
