@@ -442,6 +442,8 @@ static enum result enter(struct exchange *e, enum stage from, enum stage to) {
 
 enum result exchange_dispatch_begin(struct exchange *e, const void *rows, int64_t stride, int32_t tokens,
     const int32_t *experts, const float *weights) {
+    if (e->calls)
+        return e->calls->dispatch_begin(e->device, rows, stride, tokens, experts, weights);
     TRY(check_choice(e, tokens, experts));
     TRY(enter(e, IDLE, DISPATCHING));
     enum work_part before = stopwatch_switch(WORK_EXCHANGE);

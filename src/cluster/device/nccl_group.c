@@ -11,7 +11,7 @@
 #include <string.h> /* memcpy */
 #include <time.h>   /* nanosleep */
 
-enum { TAG_PROGRESS = 17, MARKS = 256, MOST_NAMED = 8, TEXT_BYTES = 512 };
+enum { TAG_PROGRESS = 17, TELLINGS = 4, MARKS = 256, MOST_NAMED = 8, TEXT_BYTES = 512 };
 
 /* How far a rank is in setting up. */
 enum progress { ABSENT, ARRIVED, INSIDE, READY, FAILED };
@@ -174,10 +174,10 @@ struct setting_up {
     struct report own;       /* as last told */
     struct report *heard;    /* [size]: the last report of each rank; its own is in `own` */
     struct report *incoming; /* [size] */
-    struct report *told;     /* [4]: reports on their way stay as they are */
+    struct report *told;     /* [TELLINGS]: reports on their way stay as they are */
     int32_t telling;
     MPI_Request *receives; /* [size] */
-    MPI_Request *sends;    /* [4 * size] */
+    MPI_Request *sends;    /* [TELLINGS * size] */
     double start;
 };
 
@@ -202,20 +202,24 @@ static enum result tell(struct setting_up *s, enum progress progress, const char
     return OK;
 }
 
-/* Takes what reports have come. */
+/* Takes the reports of one rank that have come. */
+static enum result listen_to(struct setting_up *s, int32_t from) {
+    while (s->receives[from] != MPI_REQUEST_NULL) {
+        int done = 0;
+        TRY(group_mpi(s->nccl->group, "NCCL set-up", MPI_Test(&s->receives[from], &done, MPI_STATUS_IGNORE)));
+        if (!done)
+            return OK;
+        s->heard[from] = s->incoming[from];
+        if (s->heard[from].progress < READY)
+            TRY(post_receive(s, from));
+    }
+    return OK;
+}
+
 static enum result listen(struct setting_up *s) {
     const struct group *group = s->nccl->group;
-    for (int32_t r = 0; r < group->size; r++) {
-        if (s->receives[r] == MPI_REQUEST_NULL)
-            continue;
-        int done = 0;
-        TRY(group_mpi(group, "NCCL set-up", MPI_Test(&s->receives[r], &done, MPI_STATUS_IGNORE)));
-        if (!done)
-            continue;
-        s->heard[r] = s->incoming[r];
-        if (s->heard[r].progress < READY)
-            TRY(post_receive(s, r));
-    }
+    for (int32_t r = 0; r < group->size; r++)
+        TRY(listen_to(s, r));
     s->heard[group->rank] = s->own;
     return OK;
 }
@@ -346,22 +350,22 @@ static enum result meet(struct setting_up *s) {
     return await_all(s, READY);
 }
 
-/* Those who wait for this rank learn why it does not come; messages to and from ranks that never came are given up. */
-static void end_reports(struct setting_up *s, enum result status) {
+/* Those who wait for this rank learn why it does not come; messages to and from ranks that never came are given up. True when
+ * none of this rank's reports is on its way any more. */
+static bool end_reports(struct setting_up *s, enum result status) {
     const struct group *group = s->nccl->group;
-    if (status != OK && failed_rank(s) < 0 && s->own.progress < READY)
+    int all_left = 0;
+    if (status == OK) /* all ranks are ready, and listen */
+        return MPI_Waitall(TELLINGS * group->size, s->sends, MPI_STATUSES_IGNORE) == MPI_SUCCESS;
+    if (failed_rank(s) < 0 && s->own.progress < READY)
         (void)tell(s, FAILED, failure_message());
     for (int32_t r = 0; r < group->size; r++)
         if (s->receives[r] != MPI_REQUEST_NULL) {
             MPI_Cancel(&s->receives[r]);
-            MPI_Request_free(&s->receives[r]);
+            MPI_Wait(&s->receives[r], MPI_STATUS_IGNORE);
         }
-    for (int32_t i = 0; i < 4 * group->size; i++) {
-        int done = 0;
-        if (s->sends[i] != MPI_REQUEST_NULL &&
-            MPI_Test(&s->sends[i], &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && !done)
-            MPI_Request_free(&s->sends[i]);
-    }
+    return MPI_Testall(TELLINGS * group->size, s->sends, &all_left, MPI_STATUSES_IGNORE) == MPI_SUCCESS &&
+           all_left;
 }
 
 static enum result set_up(struct nccl_group *nccl) {
@@ -370,17 +374,18 @@ static enum result set_up(struct nccl_group *nccl) {
     enum result status = OK;
     s.heard = calloc(size, sizeof *s.heard);
     s.incoming = calloc(size, sizeof *s.incoming);
-    s.told = calloc(4, sizeof *s.told);
+    s.told = calloc(TELLINGS, sizeof *s.told);
     s.receives = calloc(size, sizeof(MPI_Request));
-    s.sends = calloc(4 * size, sizeof(MPI_Request));
+    s.sends = calloc(TELLINGS * size, sizeof(MPI_Request));
     if (!s.heard || !s.incoming || !s.told || !s.receives || !s.sends)
         TRY_GOTO(status, fail(ERROR_MEMORY, "out of memory to set NCCL up between %zu ranks", size), done);
     for (size_t r = 0; r < size; r++)
         s.receives[r] = MPI_REQUEST_NULL;
-    for (size_t i = 0; i < 4 * size; i++)
+    for (size_t i = 0; i < TELLINGS * size; i++)
         s.sends[i] = MPI_REQUEST_NULL;
     status = meet(&s);
-    end_reports(&s, status);
+    if (!end_reports(&s, status))
+        s.told = NULL; /* MPI may still read it; the run is about to end */
 done:
     free(s.heard);
     free(s.incoming);
