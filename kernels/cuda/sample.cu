@@ -25,7 +25,7 @@ enum {
 };
 
 struct sample_call {
-    const float *logits; /* [count, vocab] */
+    const float *logits; /* [.., vocab] */
     const struct sample_row *rows;
     const struct sample_adjustment *adjustments;
     struct sample_result *results;
@@ -540,7 +540,7 @@ __device__ static inline void find_top(struct sample_shared &shared, const float
 static __global__ void __launch_bounds__(THREADS) sample_rows(struct sample_call call) {
     struct sample_shared &shared = SHARED(struct sample_shared);
     const struct sample_row asked = call.rows[blockIdx.x];
-    const float *logits = call.logits + (int64_t)blockIdx.x * call.vocab;
+    const float *logits = call.logits + (int64_t)asked.logits * call.vocab;
     struct sample_result *result = call.results + blockIdx.x;
     struct row_memory row = row_memory_of(call);
     struct token_list all = {logits, NULL, call.vocab, false};
@@ -592,8 +592,8 @@ void cuda_sample(struct stream *stream, const float *logits, int32_t count, int3
     if (scratch == NULL)
         return;
     for (int32_t first = 0; first < count; first += most) {
-        struct sample_call call = {logits + (int64_t)first * vocab_size, rows + first, adjustments,
-            results + first, vocab_size, bytes, scratch};
+        struct sample_call call = {
+            logits, rows + first, adjustments, results + first, vocab_size, bytes, scratch};
         unsigned blocks = (unsigned)(count - first < most ? count - first : most);
         LAUNCH(stream, sample_rows, blocks, THREADS, sizeof(struct sample_shared), call);
     }

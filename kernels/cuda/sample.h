@@ -1,62 +1,17 @@
-/* From logits to tokens on the device: what model/sampling.h does on the host, with the same bits.
- *
- * The device chooses the token and finds the likeliest alternatives; the one logarithm of a log-probability is left to
- * the host (sample_logprob), whose C library the host's sampler uses, too. The caller makes the list of adjustments from logit_bias
- * and penalties, for the device doesn't know the tokens generated so far; keys are those of random_key_make.
- *
- * C and CUDA C.
- */
+/* Sampling on the device. C and CUDA C. */
 #ifndef NOCTURNE_CUDA_SAMPLE_H
 #define NOCTURNE_CUDA_SAMPLE_H
 
 #include "kernels/kernels.h"
-
-#include <math.h>   /* log */
-#include <stdint.h> /* int32_t, uint64_t */
+#include "kernels/sample.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-enum {
-    SAMPLE_MOST_TOP = 20,             /* alternatives */
-    SAMPLE_MOST_VOCABULARY = 1 << 19, /* tokens */
-};
-
-/* Added to a token's logit, in float32. A penalty p is the delta -p. */
-struct sample_adjustment {
-    int32_t id; /* others than 0 .. vocab_size - 1 are passed over */
-    float delta;
-};
-
-/* What one row asks for. */
-struct sample_row {
-    uint64_t key[2], position; /* of the row's random number */
-    float temperature;         /* 0: the likeliest token */
-    float top_p, min_p;        /* 1 and 0: off */
-    int32_t top_k;             /* 0: off */
-    int32_t top_logprobs;      /* alternatives, at most SAMPLE_MOST_TOP; -1: no log-probabilities */
-    /* A part of the list, ascending by id; those of one id are added in their order. */
-    int32_t first_adjustment, adjustments;
-};
-
-struct sample_result {
-    int32_t id;           /* -1: no logit is finite */
-    int32_t top_logprobs; /* filled alternatives */
-    float logit, most;    /* of the token, and the largest, both unadjusted */
-    double sum; /* of exp(logit - most) over all finite logits; 0 unless log-probabilities were asked for */
-    int32_t top_ids[SAMPLE_MOST_TOP]; /* likeliest first, ties to the lower id; unadjusted */
-    float top_logits[SAMPLE_MOST_TOP];
-};
-
-/* Natural log-probability of a token with this logit: result->logit or one of top_logits. */
-static inline float sample_logprob(const struct sample_result *result, float logit) {
-    return (float)((double)logit - ((double)result->most + log(result->sum)));
-}
-
-/* A token for each of `count` rows of logits [count, vocab_size]. Order, ties and bits are those of sampler_choose: adjustments,
- * temperature, top_k, top_p of what top_k left, min_p, one draw. rows, adjustments and results are device memory. A vocabulary above
- * SAMPLE_MOST_VOCABULARY is a failure of the stream. */
+/* A token for each of `count` rows, chosen from its row of logits [.., vocab_size]. Order, ties and bits are those of sampler_choose:
+ * adjustments, temperature, top_k, top_p of what top_k left, min_p, one draw. rows, adjustments and results are device memory. A
+ * vocabulary above SAMPLE_MOST_VOCABULARY is a failure of the stream. */
 void cuda_sample(struct stream *stream, const float *logits, int32_t count, int32_t vocab_size,
     const struct sample_row *rows, const struct sample_adjustment *adjustments,
     struct sample_result *results);

@@ -63,27 +63,38 @@ static struct sample_result *run_batch(
     size_t width = (size_t)batch->vocabulary * sizeof(float);
     struct sample_row *rows = allocate_or_fail((size_t)count * sizeof *rows);
     struct sample_adjustment *list = allocate_or_fail((size_t)count * MOST_ADJUSTMENTS * sizeof *list);
+    float *logits = allocate_or_fail((size_t)count * width);
     int32_t filled = 0;
     for (int32_t i = 0; i < count; i++) {
+        memcpy(logits + (int64_t)(count - 1 - i) * batch->vocabulary,
+            batch->logits + (int64_t)(first + i) * batch->vocabulary, width);
         const struct sampling *s = &batch->sampling[first + i];
         struct adjustments own = {.count = 0};
         adjust(&own, s, batch->generated + (first + i) * batch->generated_count, batch->generated_count);
         memcpy(list + filled, own.list, (size_t)own.count * sizeof *list);
         struct random_key key = row_key(batch, first + i);
-        rows[i] = (struct sample_row){{key.words[0], key.words[1]}, (uint64_t)(first + i) << 30,
-            s->temperature, s->top_p, s->min_p, s->top_k, s->top_logprobs, filled, own.count};
+        rows[i] = (struct sample_row){.key = {key.words[0], key.words[1]},
+            .position = (uint64_t)(first + i) << 30,
+            .temperature = s->temperature,
+            .top_p = s->top_p,
+            .min_p = s->min_p,
+            .top_k = s->top_k,
+            .top_logprobs = s->top_logprobs,
+            .logits = count - 1 - i, /* the last row's come first */
+            .first_adjustment = filled,
+            .adjustments = own.count};
         filled += own.count;
     }
     struct sample_result *results = allocate_or_fail((size_t)count * sizeof *results);
     struct sample_result *on_device = to_device(&d, results, (size_t)count * sizeof *results);
-    cuda_sample(b->stream[1],
-        to_device(&d, batch->logits + (int64_t)first * batch->vocabulary, (size_t)count * width), count,
-        batch->vocabulary, to_device(&d, rows, (size_t)count * sizeof *rows),
+    cuda_sample(b->stream[1], to_device(&d, logits, (size_t)count * width), count, batch->vocabulary,
+        to_device(&d, rows, (size_t)count * sizeof *rows),
         to_device(&d, list, (size_t)count * MOST_ADJUSTMENTS * sizeof *list), on_device);
     from_device(&d, results, on_device, (size_t)count * sizeof *results);
     close_device(&d);
     free(rows);
     free(list);
+    free(logits);
     return results;
 }
 
