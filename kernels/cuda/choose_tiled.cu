@@ -1,7 +1,7 @@
 /* Index scores by tensor cores: FP4 keys and queries.
  *
- * FP4 values are small multiples of a half, so the dot product of a scale group is exact in the tensor cores' sums; then float32: groups are
- * scaled and added in order, heads by weight. A warp keeps WARP_ROWS keys in registers and meets the tokens of its block one
+ * FP4 values are small multiples of a half, times a power of two that all of a group share: the dot product of a group is exact in the tensor
+ * cores' sums, whose own order cannot show. Groups, then heads by weight, are added in float32. A warp keeps WARP_ROWS keys in registers and meets the tokens of its block one
  * after the other; their packed queries come through shared memory. Keys are loaded again only where a token has another
  * sequence or list. Columns of a group lie in the order that makes one word of codes a lane's part of two products.
  */
@@ -23,12 +23,11 @@ enum {
     UNITS = MOST_COLUMNS / UNIT,
 };
 
-/* A query of one head, packed: BF16 values of its codes [MOST_COLUMNS], 16-byte units permuted by the head's number. After those
- * of all heads of a token come their groups' scales, then their weights; heads are padded to whole tiles. */
+/* A query of one head, packed: BF16 values [MOST_COLUMNS], 16-byte units permuted by the head's number. After those of all heads
+ * of a token come their weights; heads are padded to whole tiles. */
 enum {
     QUERY_BYTES = MOST_COLUMNS * 2,
-    SCALE_BYTES = MOST_GROUPS * 4,
-    HEAD_BYTES = QUERY_BYTES + SCALE_BYTES + 4,
+    HEAD_BYTES = QUERY_BYTES + 4,
 };
 
 struct score_memory {
@@ -64,8 +63,7 @@ static __global__ void pack_queries(struct choose_call call) {
     int32_t token = (int32_t)blockIdx.x / padded;
     uint8_t *packed = call.queries + (int64_t)token * padded * HEAD_BYTES;
     uint16_t *values = (uint16_t *)(packed + head * QUERY_BYTES);
-    float *scales = (float *)(packed + padded * QUERY_BYTES) + head * MOST_GROUPS;
-    float *weights = (float *)(packed + padded * (QUERY_BYTES + SCALE_BYTES));
+    float *weights = (float *)(packed + padded * QUERY_BYTES);
     bool is_there = head < heads && lane * FOUR < columns;
     float x[FOUR] = {};
     for (int32_t i = 0; i < FOUR && is_there; i++)
@@ -74,11 +72,9 @@ static __global__ void pack_queries(struct choose_call call) {
     for (int32_t i = 0; i < FOUR; i++) {
         int32_t place = lane * FOUR / GROUP * GROUP + group_place(lane * FOUR % GROUP + i);
         int32_t unit = place / UNIT ^ (head & 7);
-        float value = e2m1_value((uint8_t)(code.codes >> 4 * i & 15));
+        float value = e2m1_value((uint8_t)(code.codes >> 4 * i & 15)) * e8m0_value(code.scale);
         values[unit * UNIT + place % UNIT] = (uint16_t)(float_bits(value) >> 16);
     }
-    if (lane % (GROUP / FOUR) == 0)
-        scales[lane / (GROUP / FOUR)] = e8m0_value(code.scale);
     if (lane == 0)
         weights[head] = head < heads ? call.weight[(int64_t)token * heads + head] : 0.0f;
 }
@@ -87,8 +83,7 @@ static __global__ void pack_queries(struct choose_call call) {
 
 /* A warp's rows. Of each tile a lane has parts of the rows lane / 4 and that + 8, as products want them. */
 struct key_tile {
-    uint32_t codes[ROW_TILES][MOST_GROUPS][2][4];
-    float scale[ROW_TILES][2][MOST_GROUPS];
+    uint32_t values[ROW_TILES][MOST_GROUPS][2][4];
 };
 
 __device__ static inline uint32_t load_codes(const uint8_t *from, bool whole) {
@@ -105,11 +100,11 @@ __device__ static inline void load_key(
     for (int32_t g = 0; g < MOST_GROUPS; g++) {
         bool is_there = row != NULL && g * GROUP < columns;
         uint32_t codes = is_there ? load_codes(row + g * (GROUP / 2) + lane * 4, whole) : 0;
-        keys->scale[m][half][g] = is_there ? e8m0_value(row[columns / 2 + g]) : 0.0f;
+        uint32_t scale = is_there ? both_halves(e8m0_value(row[columns / 2 + g])) : 0;
 #pragma unroll
         for (int32_t k = 0; k < 2; k++) {
-            keys->codes[m][g][k][half] = e2m1_pair(codes, k * 2);
-            keys->codes[m][g][k][half + 2] = e2m1_pair(codes, k * 2 + 1);
+            keys->values[m][g][k][half] = multiply_pairs(e2m1_pair(codes, k * 2), scale);
+            keys->values[m][g][k][half + 2] = multiply_pairs(e2m1_pair(codes, k * 2 + 1), scale);
         }
     }
 }
@@ -163,8 +158,7 @@ __device__ static inline void hold_keys(const struct choose_call *call, int32_t 
 __device__ static inline void add_heads(const struct key_tile *keys, const uint4 *packed, int32_t padded,
     int32_t columns, float total[ROW_TILES][2]) {
     const int32_t lane = (int32_t)threadIdx.x % WARP;
-    const float *scales = (const float *)(packed + padded * UNITS);
-    const float *weights = scales + padded * MOST_GROUPS;
+    const float *weights = (const float *)(packed + padded * UNITS);
     for (int32_t first = 0; first < padded; first += HEAD_TILE) {
         int32_t head = first + lane % 4 * 2;
         float sum[ROW_TILES][4] = {};
@@ -174,15 +168,14 @@ __device__ static inline void add_heads(const struct key_tile *keys, const uint4
                 break;
             uint32_t query[4];
             load_matrices(query, packed + (first + (lane & 7)) * UNITS + ((g * 4 + lane / 8) ^ (lane & 7)));
-            float scale[2] = {scales[head * MOST_GROUPS + g], scales[(head + 1) * MOST_GROUPS + g]};
 #pragma unroll
             for (int32_t m = 0; m < ROW_TILES; m++) {
                 float products[4] = {};
-                mma_bf16(products, keys->codes[m][g][0], query);
-                mma_bf16(products, keys->codes[m][g][1], query + 2);
+                mma_bf16(products, keys->values[m][g][0], query);
+                mma_bf16(products, keys->values[m][g][1], query + 2);
 #pragma unroll
                 for (int32_t e = 0; e < 4; e++)
-                    sum[m][e] = fmaf(products[e] * keys->scale[m][e / 2][g], scale[e % 2], sum[m][e]);
+                    sum[m][e] += products[e];
             }
         }
 #pragma unroll
