@@ -65,7 +65,11 @@ static void run_experts(const struct kernels *kernels, struct stream *stream, co
     int32_t *row = device_array(&d, (size_t)(room + 1) * 4);
     float *weight = device_array(&d, (size_t)(room + 1) * 4), *result = allocate_or_fail(bytes);
     float *to = device_array(&d, bytes);
-    kernels->copy_in(stream, row, list.row, (size_t)list.count * 4);
+    int32_t *rows_and_spare = allocate_or_fail((size_t)(room + 1) * 4);
+    memset(rows_and_spare, 0x7f, (size_t)(room + 1) * 4); /* beyond the pairs there are: no rows */
+    memcpy(rows_and_spare, list.row, (size_t)list.count * 4);
+    kernels->copy_in(stream, row, rows_and_spare, (size_t)(room + 1) * 4);
+    free(rows_and_spare);
     kernels->copy_in(stream, weight, list.weight, (size_t)list.count * 4);
     struct expert_pairs pairs = {kernels->shares_host_memory ? list.count : room, EXPERTS,
         to_device(&d, list.start, sizeof list.start), row, weight};
