@@ -2,6 +2,8 @@
 
 #include "base/log.h"
 #include "base/options.h"
+#include "cluster/device/address.h"
+#include "cluster/devices.h"
 #include "cluster/exchange.h" /* shard_of */
 #include "cluster/layout.h"
 #include "cluster/ranks.h"
@@ -19,11 +21,13 @@ struct topo_row {
     int32_t supernode, supernode_rank;
     int32_t threads;
     struct rank_place place;
+    char address[DEVICE_ADDRESS_BYTES]; /* of its device, "" when not known */
+    char network[DEVICE_NAME_BYTES];    /* nearest to the device */
 };
 
 /* ---- the table ---- */
 
-enum { COLUMNS = 10, CELL_BYTES = 264 };
+enum { COLUMNS = 12, CELL_BYTES = 264, ADDRESS = 7, NETWORK = 8, ENGRAM = 11 };
 
 struct table_line {
     char cells[COLUMNS][CELL_BYTES];
@@ -50,40 +54,50 @@ static void fill_line(const struct topo_row *row, int32_t rank, int32_t supernod
     snprintf(line->cells[4], CELL_BYTES, "%s", place->cpuset);
     snprintf(line->cells[5], CELL_BYTES, place->numa_node < 0 ? "-" : "%d", place->numa_node);
     snprintf(line->cells[6], CELL_BYTES, "%s", place->accelerator < 0 ? "-" : place->accelerator_name);
-    snprintf(line->cells[7], CELL_BYTES, "%d", row->threads);
-    print_range(line->cells[8], experts.first, experts.count);
-    print_range(line->cells[9], engram.first, engram.count);
+    snprintf(line->cells[ADDRESS], CELL_BYTES, "%s", *row->address ? row->address : "-");
+    snprintf(line->cells[NETWORK], CELL_BYTES, "%s", *row->network ? row->network : "-");
+    snprintf(line->cells[9], CELL_BYTES, "%d", row->threads);
+    print_range(line->cells[10], experts.first, experts.count);
+    print_range(line->cells[ENGRAM], engram.first, engram.count);
 }
 
-static void print_line(
-    const struct table_line *line, const size_t *widths, int32_t columns, struct buffer *out) {
-    for (int32_t c = 0; c < columns; c++) {
-        bool last = c == columns - 1;
-        buffer_printf(out, "%s%-*s", c ? "  " : "", last ? 0 : (int)widths[c], line->cells[c]);
-    }
+/* Columns of width 0 are left out. */
+static void print_line(const struct table_line *line, const size_t *widths, struct buffer *out) {
+    int32_t last = COLUMNS - 1;
+    while (!widths[last])
+        last--;
+    for (int32_t c = 0; c <= last; c++)
+        if (widths[c])
+            buffer_printf(out, "%s%-*s", c ? "  " : "", c == last ? 0 : (int)widths[c], line->cells[c]);
     buffer_append_text(out, "\n");
 }
 
 static enum result print_table(const struct topo_row *rows, int32_t count, int32_t supernode_size,
     const struct topo_options *o, struct buffer *out) {
     static const struct table_line titles = {{"rank", "host", "supernode", "cores", "processors", "NUMA node",
-        "accelerator", "threads", "experts", "Engram rows"}};
-    int32_t columns = o->engram_rows ? COLUMNS : COLUMNS - 1;
+        "accelerator", "PCI address", "network", "threads", "experts", "Engram rows"}};
     struct table_line *lines = calloc((size_t)count, sizeof *lines);
+    bool shown[COLUMNS];
     if (!lines)
         return fail(ERROR_MEMORY, "out of memory for a table of %d ranks", count);
+    for (int32_t c = 0; c < COLUMNS; c++)
+        shown[c] = c == ENGRAM ? o->engram_rows > 0 : c != ADDRESS && c != NETWORK;
+    for (int32_t r = 0; r < count; r++) {
+        shown[ADDRESS] |= *rows[r].address != '\0';
+        shown[NETWORK] |= *rows[r].network != '\0';
+    }
     size_t widths[COLUMNS];
-    for (int32_t c = 0; c < columns; c++)
-        widths[c] = strlen(titles.cells[c]);
+    for (int32_t c = 0; c < COLUMNS; c++)
+        widths[c] = shown[c] ? strlen(titles.cells[c]) : 0;
     for (int32_t r = 0; r < count; r++) {
         fill_line(&rows[r], r, supernode_size, o, &lines[r]);
-        for (int32_t c = 0; c < columns; c++)
-            if (strlen(lines[r].cells[c]) > widths[c])
+        for (int32_t c = 0; c < COLUMNS; c++)
+            if (shown[c] && strlen(lines[r].cells[c]) > widths[c])
                 widths[c] = strlen(lines[r].cells[c]);
     }
-    print_line(&titles, widths, columns, out);
+    print_line(&titles, widths, out);
     for (int32_t r = 0; r < count; r++)
-        print_line(&lines[r], widths, columns, out);
+        print_line(&lines[r], widths, out);
     free(lines);
     return OK;
 }
@@ -111,6 +125,50 @@ static enum result print_run(const struct topo_row *rows, int32_t count, int32_t
 
 /* ---- a run that need not exist ---- */
 
+/* Notes which accelerator a rank has. */
+static void take_accelerator(const struct topology *topology, int32_t index, struct topo_row *row) {
+    struct topology_device device;
+    if (index < 0)
+        return;
+    topology_device(topology, index, &device);
+    row->place.accelerator = index;
+    memcpy(row->place.accelerator_name, device.name, sizeof row->place.accelerator_name);
+    memcpy(row->address, device.address, sizeof row->address);
+    memcpy(row->network, device.network, sizeof row->network);
+}
+
+/* Gives the ranks of a node, which all see all devices, one each; none when there are too few. */
+static enum result assign_accelerators(
+    const struct topology *topology, int32_t first_rank, int32_t count, struct topo_row *rows) {
+    int32_t chosen[MOST_DEVICES], accelerators = topology_accelerators(topology);
+    struct device_view view = {.count = accelerators};
+    if (count > accelerators || accelerators > MOST_DEVICES)
+        return OK;
+    for (int32_t i = 0; i < accelerators; i++) {
+        struct topology_device device;
+        topology_device(topology, i, &device);
+        if (!*device.address) { /* no bus in sight: in order */
+            for (int32_t r = 0; r < count; r++)
+                take_accelerator(topology, rows[r].place.accelerator, &rows[r]);
+            return OK;
+        }
+        memcpy(view.addresses[i], device.address, DEVICE_ADDRESS_BYTES);
+    }
+    struct device_view *views = calloc((size_t)count, sizeof *views);
+    if (!views)
+        return fail(ERROR_MEMORY, "out of memory for a choice of devices");
+    for (int32_t r = 0; r < count; r++) {
+        views[r] = view;
+        views[r].rank = first_rank + r;
+        topology_processors(topology, &rows[r].place, &views[r].processors);
+    }
+    enum result status = devices_assign(topology, rows->host, views, count, chosen);
+    for (int32_t r = 0; status == OK && r < count; r++)
+        take_accelerator(topology, chosen[r], &rows[r]);
+    free(views);
+    return status;
+}
+
 static enum result place_rows(
     const struct topology *topology, const struct layout *layout, struct topo_row *rows) {
     for (int32_t r = 0; r < layout->count; r++) {
@@ -121,6 +179,9 @@ static enum result place_rows(
         TRY(topology_place(topology, rank->node_rank, rank->node_count, &rows[r].place));
         rows[r].threads = rows[r].place.cores;
     }
+    /* Such runs fill one node after the other. */
+    for (int32_t r = 0; r < layout->count; r += layout->ranks[r].node_count)
+        TRY(assign_accelerators(topology, r, layout->ranks[r].node_count, &rows[r]));
     return OK;
 }
 
@@ -169,18 +230,36 @@ done:
 
 /* ---- the run that this process is part of ---- */
 
+/* Collective over the run: the device that each rank would take, where the driver shows any. */
+static enum result choose_device(struct ranks *ranks, struct topo_row *own) {
+    char seen[1][DEVICE_ADDRESS_BYTES];
+    int64_t devices = device_addresses(seen, 1);
+    struct device_choice choice;
+    struct topology *topology;
+    TRY(group_max(ranks->world, "devices of the ranks", &devices, 1));
+    if (!devices)
+        return OK;
+    TRY(devices_choose(ranks, &choice));
+    TRY(topology_load_whole(&topology));
+    take_accelerator(topology, ranks->place.accelerator, own);
+    own->place = ranks->place;
+    memcpy(own->address, choice.address, sizeof own->address);
+    topology_free(topology);
+    return OK;
+}
+
 /* Collective over the run: every rank's line on all ranks. */
-static enum result gather_rows(const struct ranks *ranks, struct topo_row *rows) {
+static enum result gather_rows(struct ranks *ranks, struct topo_row *rows) {
     struct topo_row own = {.supernode = ranks->supernode,
         .supernode_rank = group_rank(ranks->supernode_group),
         .threads = ranks->threads,
         .place = ranks->place};
+    TRY(choose_device(ranks, &own));
     snprintf(own.host, sizeof own.host, "%.63s", ranks->host);
     return group_all_gather(ranks->world, "layout of the ranks", &own, sizeof own, rows);
 }
 
-static enum result print_own_run(
-    const struct ranks *ranks, const struct topo_options *o, struct buffer *out) {
+static enum result print_own_run(struct ranks *ranks, const struct topo_options *o, struct buffer *out) {
     struct topology *topology = NULL;
     struct topo_row *rows = calloc((size_t)ranks->count, sizeof *rows);
     enum result status =

@@ -162,7 +162,8 @@ static void find_accelerators(struct topology *topology) {
 
 /* ---- the interface ---- */
 
-static enum result load(const char *source, struct topology **loaded) {
+/* `whole`: of this machine, also the processors that this process may not use. */
+static enum result load(const char *source, bool whole, struct topology **loaded) {
     enum result status = OK;
     *loaded = NULL;
     struct topology *topology = calloc(1, sizeof *topology);
@@ -172,7 +173,9 @@ static enum result load(const char *source, struct topology **loaded) {
         free(topology);
         return fail(ERROR_MEMORY, "hwloc cannot start");
     }
-    topology->live = source == NULL;
+    topology->live = source == NULL && !whole;
+    if (whole)
+        hwloc_topology_set_flags(topology->hwloc, HWLOC_TOPOLOGY_FLAG_INCLUDE_DISALLOWED);
     hwloc_topology_set_io_types_filter(topology->hwloc, HWLOC_TYPE_FILTER_KEEP_IMPORTANT);
     if (source)
         TRY_GOTO(status, set_source(topology->hwloc, source), done);
@@ -208,7 +211,7 @@ static void rehearse(const char *source) {
         signal(fatal[i], SIG_DFL); /* a crash ends this child, whoever else would like to catch it */
     alarm(LONGEST_CHECK_SECONDS);
     struct topology *topology;
-    if (load(source, &topology) != OK)
+    if (load(source, false, &topology) != OK)
         _exit(CHECK_REFUSED);
     struct buffer text = {0};
     struct rank_place place;
@@ -247,7 +250,12 @@ enum result topology_load(const char *source, struct topology **loaded) {
     struct stat info;
     if (source && stat(source, &info) == 0 && S_ISREG(info.st_mode))
         TRY(check_file(source));
-    return load(source, loaded);
+    return load(source, false, loaded);
+}
+
+enum result topology_load_whole(struct topology **loaded) {
+    setenv("HWLOC_HIDE_ERRORS", "2", 0);
+    return load(NULL, true, loaded);
 }
 
 void topology_free(struct topology *topology) {
@@ -295,6 +303,111 @@ void topology_describe(const struct topology *topology, struct buffer *out) {
     buffer_append_text(out, topology->accelerators ? "\n" : " none\n");
 }
 
+/* ---- where accelerators are ---- */
+
+static hwloc_obj_t processors_beside(const struct topology *topology, hwloc_obj_t device) {
+    return hwloc_get_non_io_ancestor_obj(topology->hwloc, device);
+}
+
+/* Set from the words of ours, or NULL when out of memory. Freed by the caller. */
+static hwloc_bitmap_t bitmap_of(const struct processor_set *processors) {
+    hwloc_bitmap_t set = hwloc_bitmap_alloc();
+    for (unsigned p = 0; set && p < 64 * PROCESSOR_WORDS; p++)
+        if (processors->words[p / 64] >> p % 64 & 1)
+            hwloc_bitmap_set(set, p);
+    return set;
+}
+
+/* True when one object of this type holds processors of both. */
+static bool share_object(const struct topology *topology, hwloc_obj_type_t type, hwloc_const_cpuset_t left,
+    hwloc_const_cpuset_t right) {
+    int32_t count = hwloc_get_nbobjs_by_type(topology->hwloc, type);
+    for (int32_t i = 0; i < count; i++) {
+        hwloc_obj_t object = hwloc_get_obj_by_type(topology->hwloc, type, (unsigned)i);
+        if (hwloc_bitmap_intersects(object->cpuset, left) && hwloc_bitmap_intersects(object->cpuset, right))
+            return true;
+    }
+    return false;
+}
+
+/* 0 the same NUMA node, 1 the same package, 2 else. */
+static int32_t steps_between(
+    const struct topology *topology, hwloc_const_cpuset_t left, hwloc_const_cpuset_t right) {
+    if (share_object(topology, HWLOC_OBJ_NUMANODE, left, right))
+        return 0;
+    return share_object(topology, HWLOC_OBJ_PACKAGE, left, right) ? 1 : 2;
+}
+
+int32_t topology_steps(
+    const struct topology *topology, const struct processor_set *processors, int32_t accelerator) {
+    hwloc_obj_t beside = processors_beside(topology, topology->accelerator[accelerator]);
+    hwloc_bitmap_t set = bitmap_of(processors);
+    if (!set || hwloc_bitmap_iszero(set)) {
+        hwloc_bitmap_free(set);
+        return 0;
+    }
+    int32_t steps =
+        hwloc_bitmap_intersects(set, beside->cpuset) ? 0 : 1 + steps_between(topology, set, beside->cpuset);
+    hwloc_bitmap_free(set);
+    return steps;
+}
+
+/* The bridge from the processors to the bus that a device is on, or the device's own when there is none. */
+static hwloc_obj_t root_port(hwloc_obj_t device) {
+    hwloc_obj_t top = device_of(device);
+    while (
+        top->parent && (top->parent->type == HWLOC_OBJ_BRIDGE || top->parent->type == HWLOC_OBJ_PCI_DEVICE))
+        top = top->parent;
+    return top;
+}
+
+static int32_t steps_to_network(const struct topology *topology, hwloc_obj_t device, hwloc_obj_t network) {
+    hwloc_obj_t own = device_of(device), other = device_of(network);
+    if (own->parent == other->parent && own->parent && own->parent->type == HWLOC_OBJ_BRIDGE)
+        return 0;
+    if (root_port(own) == root_port(other))
+        return 1;
+    return 2 + steps_between(topology, processors_beside(topology, own)->cpuset,
+                   processors_beside(topology, other)->cpuset);
+}
+
+/* Adapters that NCCL may use before plain network devices, which often are the same card's. */
+static void find_network(const struct topology *topology, hwloc_obj_t own, struct topology_device *device) {
+    static const hwloc_obj_osdev_type_t types[] = {HWLOC_OBJ_OSDEV_OPENFABRICS, HWLOC_OBJ_OSDEV_NETWORK};
+    for (int32_t t = 0; t < 2 && !*device->network; t++) {
+        hwloc_obj_t object = NULL;
+        while ((object = hwloc_get_next_osdev(topology->hwloc, object))) {
+            if (object->attr->osdev.type != types[t] || !object->name)
+                continue;
+            int32_t steps = steps_to_network(topology, own, object);
+            if (*device->network && steps >= device->network_steps)
+                continue;
+            snprintf(device->network, sizeof device->network, "%s", object->name);
+            device->network_steps = steps;
+        }
+    }
+}
+
+static void print_address(hwloc_obj_t object, char *text) {
+    hwloc_obj_t bus = device_of(object);
+    *text = '\0';
+    if (bus->type != HWLOC_OBJ_PCI_DEVICE)
+        return;
+    const struct hwloc_pcidev_attr_s *pci = &bus->attr->pcidev;
+    snprintf(text, DEVICE_ADDRESS_BYTES, "%04x:%02x:%02x.%01x", pci->domain & 0xffff, pci->bus, pci->dev,
+        pci->func & 0xf);
+}
+
+int32_t topology_device_at(const struct topology *topology, const char *address) {
+    for (int32_t i = 0; i < topology->accelerators; i++) {
+        char own[DEVICE_ADDRESS_BYTES];
+        print_address(topology->accelerator[i], own);
+        if (*own && strcmp(own, address) == 0)
+            return i;
+    }
+    return -1;
+}
+
 /* ---- places ---- */
 
 /* Cores [*first, *first + *count) below a set of processors: they are neighbours in hwloc's order. */
@@ -328,10 +441,10 @@ static void share_cores(
 
 /* Next to accelerator `index`; accelerators of one locality share its cores in order. */
 static void place_by_accelerator(const struct topology *topology, int32_t index, struct rank_place *place) {
-    hwloc_obj_t own = hwloc_get_non_io_ancestor_obj(topology->hwloc, topology->accelerator[index]);
+    hwloc_obj_t own = processors_beside(topology, topology->accelerator[index]);
     int32_t before = 0, sharers = 0, first, count;
     for (int32_t i = 0; i < topology->accelerators; i++) {
-        hwloc_obj_t other = hwloc_get_non_io_ancestor_obj(topology->hwloc, topology->accelerator[i]);
+        hwloc_obj_t other = processors_beside(topology, topology->accelerator[i]);
         if (!hwloc_bitmap_isequal(other->cpuset, own->cpuset))
             continue;
         before += i < index;
@@ -360,6 +473,15 @@ static int32_t numa_node_of(const struct topology *topology, hwloc_const_cpuset_
     return -1;
 }
 
+void topology_device(const struct topology *topology, int32_t index, struct topology_device *device) {
+    hwloc_obj_t own = topology->accelerator[index];
+    *device = (struct topology_device){
+        .numa_node = numa_node_of(topology, processors_beside(topology, own)->cpuset)};
+    snprintf(device->name, sizeof device->name, "%s", own->name ? own->name : "unnamed");
+    print_address(own, device->address);
+    find_network(topology, own, device);
+}
+
 /* The processors of a place, or NULL when out of memory. Freed by the caller. */
 static hwloc_bitmap_t place_set(const struct topology *topology, const struct rank_place *place) {
     hwloc_bitmap_t set = hwloc_bitmap_alloc();
@@ -386,6 +508,16 @@ enum result topology_place(
         memcpy(place->cpuset + sizeof place->cpuset - 4, "...", 4);
     hwloc_bitmap_free(set);
     return OK;
+}
+
+void topology_processors(
+    const struct topology *topology, const struct rank_place *place, struct processor_set *processors) {
+    hwloc_bitmap_t set = place_set(topology, place);
+    *processors = (struct processor_set){0};
+    for (int p = set ? hwloc_bitmap_first(set) : -1; p >= 0 && p < 64 * PROCESSOR_WORDS;
+         p = hwloc_bitmap_next(set, p))
+        processors->words[p / 64] |= (uint64_t)1 << p % 64;
+    hwloc_bitmap_free(set);
 }
 
 enum result topology_bind(const struct topology *topology, const struct rank_place *place) {

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the XML files of this folder: machines with eight accelerators, as hwloc 2 would record them.
+"""Writes the XML files of this folder: machines with accelerators, as hwloc 2 would record them.
 
 hwloc's synthetic descriptions know no devices, so these are built here: make_machines.py [FOLDER]
 """
@@ -94,10 +94,47 @@ def on_the_board(number):
     return device
 
 
+def behind_switches(number):
+    """Two accelerators of a NUMA node, each behind a switch of its own; the second shares its switch with a network adapter."""
+    def device(machine, depth):
+        first = 0x40 * number + 0x10
+
+        def bridge(depth, secondary, own):
+            at = f'bridge_pci="0000:[{secondary[0]:02x}-{secondary[1]:02x}]"'
+            if own is None:
+                machine.add(depth, f'<object type="Bridge" {machine.name()} bridge_type="0-1" depth="0" {at}>')
+                return
+            machine.add(depth, f'<object type="Bridge" {machine.name()} bridge_type="1-1" depth="1" {at} pci_busid="{own}" '
+                               'pci_type="0604 [1000:c030] [1000:0100] b0" pci_link_speed="63.015385">')
+
+        def accelerator(depth, bus, index):
+            machine.add(depth, f'<object type="PCIDev" {machine.name()} pci_busid="0000:{bus:02x}:00.0" '
+                               'pci_type="0302 [10de:2335] [10de:18be] a1" pci_link_speed="63.015385">')
+            machine.add(depth + 1, f'<object type="OSDev" {machine.name()} name="cuda{index}" subtype="CUDA" osdev_type="5"/>')
+            machine.add(depth, "</object>")
+
+        bridge(depth, (first, first + 0x3), None)
+        bridge(depth + 1, (first + 1, first + 1), f"0000:{first:02x}:01.0")
+        accelerator(depth + 2, first + 1, 2 * number)
+        machine.add(depth + 1, "</object>")
+        bridge(depth + 1, (first + 2, first + 3), f"0000:{first:02x}:02.0")
+        accelerator(depth + 2, first + 2, 2 * number + 1)
+        machine.add(depth + 2, f'<object type="PCIDev" {machine.name()} pci_busid="0000:{first + 3:02x}:00.0" '
+                               'pci_type="0207 [15b3:1021] [15b3:0041] 00" pci_link_speed="63.015385">')
+        machine.add(depth + 3, f'<object type="OSDev" {machine.name()} name="ib{number}" osdev_type="2"/>')
+        machine.add(depth + 3, f'<object type="OSDev" {machine.name()} name="mlx5_{number}" osdev_type="3"/>')
+        machine.add(depth + 2, "</object>")
+        machine.add(depth + 1, "</object>")
+        machine.add(depth, "</object>")
+    return device
+
+
 def main():
     folder = sys.argv[1] if len(sys.argv) > 1 else os.path.dirname(os.path.abspath(__file__))
     Machine(2, 1, 48, 2, 1024).write(os.path.join(folder, "two-sockets-8-cuda.xml"),
                                      lambda node: [on_the_bus(node * 4 + i) for i in range(4)])
+    Machine(2, 1, 8, 1, 256).write(os.path.join(folder, "two-sockets-4-cuda-2-adapters.xml"),
+                                   lambda node: [behind_switches(node)])
     Machine(2, 4, 16, 1, 128).write(os.path.join(folder, "eight-numa-8-opencl.xml"), lambda node: [on_the_board(node)])
 
 
