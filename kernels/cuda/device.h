@@ -27,7 +27,7 @@ enum { WARP = 32 };
 #define SHARED(type) (*(type *)simt_shared_memory(sizeof(type)))
 #define LAUNCH(stream, kernel, grid, block, shared_bytes, ...)                                               \
     do {                                                                                                     \
-        simt_launch((stream)->handle, #kernel, grid, block, shared_bytes, [=]() { kernel(__VA_ARGS__); });   \
+        simt_launch((stream)->handle, #kernel, grid, block, shared_bytes, kernel, ##__VA_ARGS__);            \
         stream_launched(stream, #kernel);                                                                    \
     } while (0)
 #else
