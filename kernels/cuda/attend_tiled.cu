@@ -21,9 +21,15 @@ enum {
     SCORE_STRIDE = 72,          /* floats from head to head, which keeps the stores of a quarter warp apart */
     COPIERS = THREADS / CHUNK,  /* threads that copy a row */
     WEIGHERS = THREADS / HEADS, /* threads that share a head's weights: UNIT rows each */
+    BATCH = 4,                  /* rows a thread decodes at a time */
     MERGE_THREADS = 128,
     MERGED = TILED_COLUMNS / MERGE_THREADS, /* columns of a thread of attend_merge */
 };
+
+/* Most bytes of an encoded row of tensor-core attention, whole copies. */
+__host__ __device__ constexpr int32_t encoded_bytes(int32_t columns) {
+    return (columns + columns / GROUP + 15) / 16 * 16;
+}
 
 /* width: columns, rounded up; 128 or TILED_COLUMNS. */
 template <int width> struct tile_memory {
@@ -33,7 +39,7 @@ template <int width> struct tile_memory {
     float scores[QUARTERS][HEADS][SCORE_STRIDE];
     struct merge_factors factors[HEADS];
     int32_t present[2][CHUNK]; /* of this chunk and the next: whether there is such a row */
-    uint8_t encoded[CHUNK][(width + width / GROUP + 15) / 16 * 16];
+    uint8_t encoded[CHUNK][encoded_bytes(width)];
 };
 
 /* Sums of HEADS heads and the warp's share of the columns, as mma_bf16 leaves them. */
@@ -96,7 +102,13 @@ __device__ static inline void copy_row(uint8_t *to, const uint8_t *from, int32_t
             to[b] = from[b];
 }
 
-/* Sets out to bring a chunk's encoded rows. */
+/* Zeros of any encoding. */
+template <int width> __device__ static inline void clear_row(uint8_t *to) {
+    for (int32_t b = (int32_t)threadIdx.x % COPIERS * 16; b < encoded_bytes(width); b += COPIERS * 16)
+        *(uint4 *)(to + b) = make_uint4(0, 0, 0, 0);
+}
+
+/* Sets out to bring a chunk's encoded rows; rows that are not there are zeros. */
 template <int width>
 __device__ static inline void fetch_chunk(const struct attend_call *call, const struct chunks *chunks,
     int32_t chunk, struct tile_memory<width> *memory) {
@@ -109,60 +121,82 @@ __device__ static inline void fetch_chunk(const struct attend_call *call, const 
     else if (row >= 0)
         copy_row(memory->encoded[i], block_row(&call->latents, chunks->sequence, row), call->latents.bytes,
             call->are_latents_aligned);
+    else
+        clear_row<width>(memory->encoded[i]);
     copies_commit();
 }
 
-/* The pairs of an FP8 unit some of whose codes are NaN. */
-__device__ static inline uint32_t careful_e4m3_pair(uint32_t first, uint32_t second, int32_t i) {
-    return pack_pair(e4m3_value((uint8_t)(first >> 8 * i)), e4m3_value((uint8_t)(second >> 8 * i)));
+/* One unit of a row: FP8 codes in both words, FP4 codes in the first one. */
+struct encoded_unit {
+    uint32_t first, second;
+    uint8_t scale;
+};
+
+template <enum row_encoding encoding>
+__device__ static inline struct encoded_unit load_unit(const uint8_t *row, int32_t columns, int32_t unit) {
+    if (encoding == ROWS_FP8) {
+        uint2 codes = *(const uint2 *)(row + unit * UNIT);
+        return (struct encoded_unit){codes.x, codes.y, row[columns + unit / (GROUP / UNIT)]};
+    }
+    const int32_t units =
+        (encoding == ROWS_FP4 ? (int32_t)GROUP : (int32_t)FINE_GROUP) / UNIT; /* of a scale */
+    return (struct encoded_unit){
+        *(const uint32_t *)(row + unit * (UNIT / 2)), 0, row[columns / 2 + unit / units]};
 }
 
-__device__ static inline uint4 decode_fp8_unit(const uint8_t *row, int32_t columns, int32_t unit) {
-    uint2 codes = *(const uint2 *)(row + unit * UNIT);
-    uint32_t scale = both_halves(e8m0_value(row[columns + unit / (GROUP / UNIT)]));
+/* A pair of FP8 values some of which are NaN. */
+__device__ static inline uint32_t careful_e4m3_pair(struct encoded_unit unit, int32_t i) {
+    return pack_pair(e4m3_value((uint8_t)(unit.first >> 8 * i)), e4m3_value((uint8_t)(unit.second >> 8 * i)));
+}
+
+template <enum row_encoding encoding> __device__ static inline uint4 decode_unit(struct encoded_unit unit) {
     uint32_t pairs[UNIT / 2];
-    bool careful = has_e4m3_nan(codes.x) || has_e4m3_nan(codes.y);
+    uint32_t scale =
+        encoding == ROWS_FP4_FINE ? e4m3_both_halves(unit.scale) : both_halves(e8m0_value(unit.scale));
 #pragma unroll
     for (int32_t i = 0; i < UNIT / 2; i++)
-        pairs[i] = multiply_pairs(e4m3_pair(codes.x, codes.y, i), scale);
+        pairs[i] = encoding == ROWS_FP8 ? e4m3_pair(unit.first, unit.second, i) : e2m1_pair(unit.first, i);
+    if (encoding == ROWS_FP8 && (has_e4m3_nan(unit.first) || has_e4m3_nan(unit.second))) {
 #pragma unroll
-    for (int32_t i = 0; i < UNIT / 2 && careful; i++)
-        pairs[i] = multiply_pairs(careful_e4m3_pair(codes.x, codes.y, i), scale);
-    return make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+        for (int32_t i = 0; i < UNIT / 2; i++)
+            pairs[i] = careful_e4m3_pair(unit, i);
+    }
+    return make_uint4(multiply_pairs(pairs[0], scale), multiply_pairs(pairs[1], scale),
+        multiply_pairs(pairs[2], scale), multiply_pairs(pairs[3], scale));
 }
 
-__device__ static inline uint4 decode_fp4_unit(const uint8_t *row, int32_t unit, float scale) {
-    uint32_t codes = *(const uint32_t *)(row + unit * (UNIT / 2)), factor = both_halves(scale);
-    uint32_t pairs[UNIT / 2];
+/* Columns beyond the last are zeros. A thread decodes one unit of every few rows, BATCH of them at a time, so that they do not wait for
+ * shared memory one by one. */
+template <int width, enum row_encoding encoding>
+__device__ static inline void decode_rows(int32_t columns, struct tile_memory<width> *memory) {
+    const int32_t units = width / UNIT, step = THREADS / units;
+    int32_t unit = (int32_t)threadIdx.x % units, first = (int32_t)threadIdx.x / units;
+    bool is_there = unit * UNIT < columns;
+    for (int32_t row = first; row < CHUNK; row += BATCH * step) {
+        struct encoded_unit encoded[BATCH] = {};
 #pragma unroll
-    for (int32_t i = 0; i < UNIT / 2; i++)
-        pairs[i] = multiply_pairs(e2m1_pair(codes, i), factor);
-    return make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+        for (int32_t i = 0; i < BATCH; i++)
+            if (is_there)
+                encoded[i] = load_unit<encoding>(memory->encoded[row + i * step], columns, unit);
+#pragma unroll
+        for (int32_t i = 0; i < BATCH; i++) {
+            int32_t to = row + i * step;
+            uint4 values = decode_unit<encoding>(encoded[i]);
+            memory->rows[to][unit ^ (to & 7)] = values;
+        }
+    }
 }
 
-__device__ static inline uint4 decode_unit(
-    enum row_encoding encoding, const uint8_t *row, int32_t columns, int32_t unit) {
-    const uint8_t *scales = row + columns / 2;
-    if (encoding == ROWS_FP8)
-        return decode_fp8_unit(row, columns, unit);
-    if (encoding == ROWS_FP4)
-        return decode_fp4_unit(row, unit, e8m0_value(scales[unit / (GROUP / UNIT)]));
-    return decode_fp4_unit(row, unit, e4m3_value(scales[unit / (FINE_GROUP / UNIT)]));
-}
-
-/* Rows and columns that are not there are zeros. */
 template <int width>
 __device__ static inline void decode_chunk(
-    const struct attend_call *call, bool is_window, int32_t parity, struct tile_memory<width> *memory) {
-    const int32_t units = width / UNIT;
+    const struct attend_call *call, bool is_window, struct tile_memory<width> *memory) {
     enum row_encoding encoding = is_window ? call->window.rows.encoding : call->latents.rows.encoding;
-    for (int32_t u = (int32_t)threadIdx.x; u < CHUNK * units; u += THREADS) {
-        int32_t row = u / units, unit = u % units;
-        uint4 value = make_uint4(0, 0, 0, 0);
-        if (memory->present[parity][row] && unit * UNIT < call->columns)
-            value = decode_unit(encoding, memory->encoded[row], call->columns, unit);
-        memory->rows[row][unit ^ (row & 7)] = value;
-    }
+    if (encoding == ROWS_FP8)
+        decode_rows<width, ROWS_FP8>(call->columns, memory);
+    else if (encoding == ROWS_FP4)
+        decode_rows<width, ROWS_FP4>(call->columns, memory);
+    else
+        decode_rows<width, ROWS_FP4_FINE>(call->columns, memory);
 }
 
 /* ---- scores ---- */
@@ -357,7 +391,7 @@ template <int width> static __global__ void attend_tokens(struct attend_call cal
     for (int32_t chunk = 0; chunk < chunks.count; chunk++) {
         copies_wait<0>();
         __syncthreads(); /* the encoded rows are there; rows, weights and factors are no longer read */
-        decode_chunk<width>(&call, chunk < chunks.window, chunk % 2, memory);
+        decode_chunk<width>(&call, chunk < chunks.window, memory);
         __syncthreads();
         if (chunk + 1 < chunks.count)
             fetch_chunk<width>(&call, &chunks, chunk + 1, memory);
@@ -397,7 +431,7 @@ template <int width> static __global__ void attend_chunks(struct attend_call cal
     load_queries<width>(&call, place, memory);
     copies_wait<0>();
     __syncthreads();
-    decode_chunk<width>(&call, chunk < chunks.window, chunk % 2, memory);
+    decode_chunk<width>(&call, chunk < chunks.window, memory);
     __syncthreads();
     score_chunk<width>(memory);
     __syncthreads();

@@ -71,9 +71,17 @@ __device__ static inline uint32_t e2m1_pair(uint32_t codes, int32_t i) {
 
 /* Pair `i` of eight E4M3 codes, columns 0 to 3 in `first`, 4 to 7 in `second`. NaN codes give 480. */
 __device__ static inline uint32_t e4m3_pair(uint32_t first, uint32_t second, int32_t i) {
-    uint32_t codes = (first >> 8 * i & 255u) << 8 | (second >> 8 * i & 255u) << 24;
+    uint32_t codes =
+        __byte_perm(first, second, (uint32_t)(i << 4 | (i + 4) << 12)); /* in the high byte of a half */
     uint32_t magnitude = codes >> 4 & 0x07f007f0u;
     return multiply_pairs((codes & 0x80008000u) | magnitude, 0x7b807b80u); /* 2^120 */
+}
+
+/* The value of an E4M3 code in both halves. */
+__device__ static inline uint32_t e4m3_both_halves(uint32_t code) {
+    uint32_t half = (code & 128u) << 8 | (code & 127u) << 4;
+    uint32_t pair = multiply_pairs(half | half << 16, 0x7b807b80u);
+    return (code & 127u) == (uint32_t)E4M3_NAN ? 0x7fff7fffu : pair;
 }
 
 /* Whether one of four E4M3 codes is a NaN. */
