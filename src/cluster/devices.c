@@ -196,13 +196,15 @@ static enum result assign_devices(const struct topology *topology, const char *h
 
 enum result devices_assign(const struct topology *topology, const char *host, const struct device_view *views,
     int32_t count, int32_t *chosen) {
-    struct node_devices devices;
+    struct node_devices devices = {0};
+    int64_t *cost = NULL;
     enum result status = collect(views, count, &devices);
-    int64_t *cost = status == OK ? calloc((size_t)count * (size_t)(devices.count + 1), sizeof *cost) : NULL;
-    if (status == OK && !cost)
-        status = fail(ERROR_MEMORY, "out of memory for a choice of devices");
-    if (status == OK)
-        status = assign_devices(topology, host, views, count, &devices, cost, chosen);
+    TRY_GOTO(status, status, done);
+    cost = calloc((size_t)(count > 0 ? count : 1), sizeof *cost * ((size_t)devices.count + 1));
+    if (!cost)
+        TRY_GOTO(status, fail(ERROR_MEMORY, "out of memory for a choice of devices"), done);
+    status = assign_devices(topology, host, views, count, &devices, cost, chosen);
+done:
     free(cost);
     free(devices.addresses);
     return status;
