@@ -20,7 +20,7 @@ struct choose_call {
     struct index_choice choice;
     struct stored_rows keys;
     int32_t *candidates, *chosen;
-    int64_t places;         /* of the longest list there may be */
+    int64_t places;         /* of the longest list there may be; fits an int32_t, as rows' numbers do */
     int64_t stride;         /* sort keys of a token, at least `places` */
     uint32_t *scores;       /* scratch [tokens, stride] */
     int64_t blocks;         /* candidate blocks of the longest list; 0: none are wanted */
@@ -68,14 +68,14 @@ __device__ static inline int32_t visible_rows(const struct choose_call *call, in
 }
 
 /* The row at a place of a token's list; -1: the token sees none there. */
-__device__ static inline int32_t listed_row(const struct choose_call *call, int32_t token, int64_t place) {
-    int64_t row = place;
+__device__ static inline int32_t listed_row(const struct choose_call *call, int32_t token, int32_t place) {
+    int32_t row = place;
     if (call->choice.use_candidates) {
-        int32_t size = call->choice.block_size;
-        int32_t block = call->candidates[(int64_t)token * call->choice.block_limit + place / size];
-        row = block < 0 ? -1 : (int64_t)block * size + place % size;
+        int32_t size = call->choice.block_size, number = place / size;
+        int32_t block = call->candidates[(int64_t)token * call->choice.block_limit + number];
+        row = block < 0 ? -1 : block * size + (place - number * size);
     }
-    return row < visible_rows(call, token) ? (int32_t)row : -1;
+    return row < visible_rows(call, token) ? row : -1;
 }
 
 /* Places, or candidate blocks, among which is selected. */
@@ -102,8 +102,8 @@ __device__ static inline int32_t *selected_list(
 
 /* What is written for the place. */
 __device__ static inline int32_t selected_value(
-    const struct choose_call *call, enum selected kind, int32_t token, int64_t place) {
-    return kind == SELECT_ROWS ? listed_row(call, token, place) : (int32_t)place;
+    const struct choose_call *call, enum selected kind, int32_t token, int32_t place) {
+    return kind == SELECT_ROWS ? listed_row(call, token, place) : place;
 }
 
 /* Ends a token's list after `filled` values, by one thread a place from `thread` on: the newest block if anything in it is live, then -1. */

@@ -27,7 +27,7 @@ static __global__ void score_plain_kernel(struct choose_call call) {
     int64_t place = (int64_t)blockIdx.x * PLAIN_THREADS + threadIdx.x;
     if (place >= call.places)
         return;
-    int32_t row = listed_row(&call, token, place);
+    int32_t row = listed_row(&call, token, (int32_t)place);
     if (row >= 0) {
         const uint8_t *key = block_row(&call.keys, call.sequence[token], row);
         call.scores[token * call.stride + place] = sort_key(plain_score(&call, token, key));
@@ -117,7 +117,7 @@ static __global__ void select_plain_kernel(struct choose_call call, enum selecte
         bool is_taken = key > threshold || (is_tie && tie < ties);
         int32_t at = count_before(memory, turn + 1, is_taken, &all_taken);
         if (is_taken)
-            list[filled + at] = selected_value(&call, kind, token, place);
+            list[filled + at] = selected_value(&call, kind, token, (int32_t)place);
         filled += all_taken;
         ties -= all_ties;
     }

@@ -159,10 +159,10 @@ struct destination {
 };
 
 __device__ static inline void put(const struct destination *to, int32_t at, uint32_t key, int64_t index) {
-    int64_t place = to->places != NULL ? to->places[index] : index;
+    int32_t place = to->places != NULL ? to->places[index] : (int32_t)index;
     if (to->keys != NULL) {
         to->keys[at] = key;
-        to->kept_places[at] = (int32_t)place;
+        to->kept_places[at] = place;
     } else {
         selected_list(to->call, to->kind, to->token)[at] =
             selected_value(to->call, to->kind, to->token, place);

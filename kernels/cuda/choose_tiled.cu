@@ -86,39 +86,57 @@ struct key_tile {
     uint32_t values[ROW_TILES][MOST_GROUPS][2][4];
 };
 
-__device__ static inline uint32_t load_codes(const uint8_t *from, bool whole) {
+/* Four bytes; whole: at a multiple of 4. */
+template <bool whole> __device__ static inline uint32_t load_codes(const uint8_t *from) {
     if (whole)
         return *(const uint32_t *)from;
     return (uint32_t)from[0] | (uint32_t)from[1] << 8 | (uint32_t)from[2] << 16 | (uint32_t)from[3] << 24;
 }
 
-/* Half `half` of tile m from an encoded row; NULL: zeros. */
-__device__ static inline void load_key(
-    struct key_tile *keys, int32_t m, int32_t half, const uint8_t *row, int32_t columns, bool whole) {
+/* This lane's part of an encoded row. */
+struct lane_codes {
+    uint32_t codes[MOST_GROUPS];
+    uint8_t scale[MOST_GROUPS];
+};
+
+template <bool whole>
+__device__ static inline struct lane_codes load_row(const uint8_t *row, int32_t columns) {
     int32_t lane = (int32_t)threadIdx.x % 4;
+    struct lane_codes part;
 #pragma unroll
     for (int32_t g = 0; g < MOST_GROUPS; g++) {
-        bool is_there = row != NULL && g * GROUP < columns;
-        uint32_t codes = is_there ? load_codes(row + g * (GROUP / 2) + lane * 4, whole) : 0;
-        uint32_t scale = is_there ? both_halves(e8m0_value(row[columns / 2 + g])) : 0;
+        bool is_there = g * GROUP < columns;
+        part.codes[g] = is_there ? load_codes<whole>(row + g * (GROUP / 2) + lane * 4) : 0;
+        part.scale[g] = is_there ? row[columns / 2 + g] : 0;
+    }
+    return part;
+}
+
+/* Half `half` of tile m. */
+__device__ static inline void decode_row(
+    struct key_tile *keys, int32_t m, int32_t half, const struct lane_codes *part) {
+#pragma unroll
+    for (int32_t g = 0; g < MOST_GROUPS; g++) {
+        uint32_t scale = both_halves(e8m0_value(part->scale[g]));
 #pragma unroll
         for (int32_t k = 0; k < 2; k++) {
-            keys->values[m][g][k][half] = multiply_pairs(e2m1_pair(codes, k * 2), scale);
-            keys->values[m][g][k][half + 2] = multiply_pairs(e2m1_pair(codes, k * 2 + 1), scale);
+            keys->values[m][g][k][half] = multiply_pairs(e2m1_pair(part->codes[g], k * 2), scale);
+            keys->values[m][g][k][half + 2] = multiply_pairs(e2m1_pair(part->codes[g], k * 2 + 1), scale);
         }
     }
 }
 
 /* The place of row `half` of tile m. */
-__device__ static inline int64_t lane_place(int32_t m, int32_t half) {
+__device__ static inline int32_t lane_place(int32_t m, int32_t half) {
     int32_t warp = (int32_t)threadIdx.x / WARP, row = (int32_t)threadIdx.x % WARP / 4;
-    return (int64_t)blockIdx.x * BLOCK_ROWS + warp * WARP_ROWS + m * 16 + half * 8 + row;
+    return (int32_t)blockIdx.x * BLOCK_ROWS + warp * WARP_ROWS + m * 16 + half * 8 + row;
 }
 
 /* Which keys the warp holds: places before `reach` of a sequence's rows. Tokens between two of a sequence may have been passed over, so
- * that the second one's rows can reach further. */
+ * that the second one's rows can reach further. seen: bit m * 2 + half tells of a list's token whether it sees that row. */
 struct held_keys {
     int32_t sequence, reach; /* -1: none */
+    uint32_t seen;
 };
 
 /* The most rows that tokens from `token` on see which share its list. */
@@ -131,25 +149,34 @@ __device__ static inline int32_t shared_reach(const struct choose_call *call, in
     return reach;
 }
 
-/* Makes sure that the warp holds the token's keys. */
+/* Makes sure that the warp holds the keys of a token that sees a row at least. */
+template <bool whole>
 __device__ static inline void hold_keys(const struct choose_call *call, int32_t token, int32_t end,
-    bool whole, struct held_keys *held, struct key_tile *keys) {
+    struct held_keys *held, struct key_tile *keys) {
     bool has_list = call->choice.use_candidates;
     if (!has_list && call->sequence[token] == held->sequence && visible_rows(call, token) <= held->reach)
         return;
     held->sequence = call->sequence[token];
-    held->reach = has_list ? 0 : shared_reach(call, token, end);
+    held->reach = has_list ? visible_rows(call, token) : shared_reach(call, token, end);
+    held->seen = 0;
+    struct lane_codes part[ROW_TILES][2]; /* all on their way before the first is decoded */
 #pragma unroll
     for (int32_t m = 0; m < ROW_TILES; m++)
 #pragma unroll
         for (int32_t half = 0; half < 2; half++) {
-            int64_t place = lane_place(m, half);
-            int32_t row = place < held->reach ? (int32_t)place : -1;
+            int32_t place = lane_place(m, half), row = place;
             if (has_list)
                 row = place < call->places ? listed_row(call, token, place) : -1;
-            const uint8_t *from = row >= 0 ? block_row(&call->keys, held->sequence, row) : NULL;
-            load_key(keys, m, half, from, call->keys.rows.columns, whole);
+            held->seen |= (uint32_t)(row >= 0) << (m * 2 + half);
+            row = row >= 0 && row < held->reach ? row : held->reach - 1; /* any; its score is not kept */
+            part[m][half] =
+                load_row<whole>(block_row(&call->keys, held->sequence, row), call->keys.rows.columns);
         }
+#pragma unroll
+    for (int32_t m = 0; m < ROW_TILES; m++)
+#pragma unroll
+        for (int32_t half = 0; half < 2; half++)
+            decode_row(keys, m, half, &part[m][half]);
 }
 
 /* ---- scores ---- */
@@ -187,10 +214,13 @@ __device__ static inline void add_heads(const struct key_tile *keys, const uint4
 }
 
 /* Scores of the token for the warp's rows. */
-__device__ static inline void score_token(
-    const struct choose_call *call, int32_t token, const struct key_tile *keys, const uint4 *packed) {
+__device__ static inline void score_token(const struct choose_call *call, int32_t token,
+    const struct held_keys *held, const struct key_tile *keys, const uint4 *packed) {
     float total[ROW_TILES][2] = {};
     add_heads(keys, packed, padded_heads(call->choice.heads), call->keys.rows.columns, total);
+    bool has_list = call->choice.use_candidates;
+    int32_t end = has_list ? (int32_t)call->places : visible_rows(call, token);
+    uint32_t *scores = call->scores + token * call->stride;
 #pragma unroll
     for (int32_t m = 0; m < ROW_TILES; m++)
 #pragma unroll
@@ -198,25 +228,25 @@ __device__ static inline void score_token(
             float score = total[m][half];
             score += __shfl_xor_sync(ALL_LANES, score, 1);
             score += __shfl_xor_sync(ALL_LANES, score, 2);
-            int64_t place = lane_place(m, half);
-            if ((int32_t)threadIdx.x % 4 != m * 2 + half || place >= call->places)
-                continue;
-            bool is_seen = listed_row(call, token, place) >= 0;
-            if (is_seen || call->choice.use_candidates)
-                call->scores[token * call->stride + place] = is_seen ? sort_key(score) : 0;
+            int32_t row = m * 2 + half, place = lane_place(m, half);
+            bool is_seen = !has_list || (held->seen >> row & 1u) != 0;
+            if ((int32_t)threadIdx.x % 4 == row && place < end) /* each lane of four stores one */
+                scores[place] = is_seen ? sort_key(score) : 0;
         }
 }
 
-/* Candidate blocks fill the first places: whether there is none from place `first` on. */
-__device__ static inline bool is_beyond_candidates(
-    const struct choose_call *call, int32_t token, int64_t first) {
+/* Whether the token sees nothing from place `first` on. Candidate blocks fill the first places of a list. */
+__device__ static inline bool is_beyond_list(const struct choose_call *call, int32_t token, int32_t first) {
     const struct index_choice *choice = &call->choice;
+    int32_t visible = visible_rows(call, token);
+    if (!choice->use_candidates || visible == 0)
+        return first >= visible;
     return call->candidates[(int64_t)token * choice->block_limit + first / choice->block_size] < 0;
 }
 
 /* The block's places hold nothing that is ever chosen. */
-__device__ static inline void clear_scores(const struct choose_call *call, int32_t token, int64_t first) {
-    int64_t place = first + threadIdx.x;
+__device__ static inline void clear_scores(const struct choose_call *call, int32_t token, int32_t first) {
+    int32_t place = first + (int32_t)threadIdx.x;
     if (place < call->places)
         call->scores[token * call->stride + place] = 0;
 }
@@ -232,28 +262,27 @@ __device__ static inline void fetch_queries(
 }
 
 /* Block (rows, tokens): BLOCK_ROWS places of the lists of `group` tokens. whole: rows begin at multiples of 4 bytes. */
-static __global__ void __launch_bounds__(THREADS, 2)
-    score_tiles(struct choose_call call, int32_t group, bool whole) {
+template <bool whole>
+static __global__ void __launch_bounds__(THREADS, 2) score_tiles(struct choose_call call, int32_t group) {
     struct score_memory *memory = &SHARED(struct score_memory);
     int32_t token = (int32_t)blockIdx.y * group,
             end = token + group < call.tokens ? token + group : call.tokens;
-    int64_t first = (int64_t)blockIdx.x * BLOCK_ROWS;
-    struct held_keys held = {-1, -1};
+    int32_t first = (int32_t)blockIdx.x * BLOCK_ROWS;
+    struct held_keys held = {-1, -1, 0};
     struct key_tile keys;
     fetch_queries(&call, token, memory);
     for (; token < end; token++) {
+        bool is_empty = is_beyond_list(&call, token, first);
+        if (!is_empty)
+            hold_keys<whole>(&call, token, end, &held, &keys); /* on their way while queries are waited for */
         copies_wait<0>();
         __syncthreads(); /* the token's queries are there, those of the last one no longer read */
         if (token + 1 < end)
             fetch_queries(&call, token + 1, memory);
-        if (!call.choice.use_candidates && first >= visible_rows(&call, token))
-            continue;
-        if (call.choice.use_candidates && is_beyond_candidates(&call, token, first)) {
+        if (!is_empty)
+            score_token(&call, token, &held, &keys, memory->queries[token % 2]);
+        else if (call.choice.use_candidates)
             clear_scores(&call, token, first);
-            continue;
-        }
-        hold_keys(&call, token, end, whole, &held, &keys);
-        score_token(&call, token, &keys, memory->queries[token % 2]);
     }
 }
 
@@ -267,9 +296,11 @@ void score_tiled(struct stream *stream, const struct choose_call *call) {
     struct choose_call given = *call;
     int64_t tiles = (call->places + BLOCK_ROWS - 1) / BLOCK_ROWS;
     int32_t group = tokens_of_block(stream, tiles, call->tokens);
-    bool whole = are_aligned(&call->keys, 4);
     dim3 pack_grid((unsigned)(call->tokens * padded_heads(call->choice.heads)));
     dim3 grid((unsigned)tiles, (unsigned)((call->tokens + group - 1) / group));
     LAUNCH(stream, pack_queries, pack_grid, dim3(WARP), 0, given);
-    LAUNCH(stream, score_tiles, grid, dim3(THREADS), sizeof(struct score_memory), given, group, whole);
+    if (are_aligned(&call->keys, 4))
+        LAUNCH(stream, score_tiles<true>, grid, dim3(THREADS), sizeof(struct score_memory), given, group);
+    else
+        LAUNCH(stream, score_tiles<false>, grid, dim3(THREADS), sizeof(struct score_memory), given, group);
 }
