@@ -92,11 +92,7 @@ static __global__ void activate_pairs(
         bool is_in = c + lane < to.columns;
         int64_t at = pair * to.columns + c + lane;
         float value = is_in ? activate(gate[at], up[at], to.limit, to.weight[pair]) : 0.0f;
-        uint32_t amax = float_bits(value) & 0x7fffffffu;
-        for (int32_t mask = WARP / 2; mask > 0; mask /= 2) {
-            uint32_t other = __shfl_xor_sync(ALL_LANES, amax, mask);
-            amax = other > amax ? other : amax;
-        }
+        uint32_t amax = largest_in_warp(value);
         if (to.is_rounded)
             value = round_in_group(value, amax);
         if (c + lane < whole)

@@ -24,7 +24,7 @@ template <int kind> __host__ __device__ static inline int64_t code_bytes(int64_t
     return kind == CODES_BF16 ? 2 * count : kind == CODES_FP8 ? count : count / 2;
 }
 
-/* Eight columns, CODES_BF16 as they are, else lacking the factor of code_factor. */
+/* Eight columns, CODES_BF16 as they are, else lacking the factor of their scale. */
 template <int kind> __device__ static inline void open_codes(const uint32_t *codes, uint32_t *out) {
     if (kind == CODES_BF16) {
         out[0] = __byte_perm(codes[0], codes[2], 0x5410);
@@ -38,41 +38,48 @@ template <int kind> __device__ static inline void open_codes(const uint32_t *cod
             out[i] = (pair >> 4 & 0x07f007f0u) | (pair & 0x80008000u);
         }
     } else {
-        uint32_t word = codes[0];
-        out[0] = (word << 6 & 0x01c001c0u) | (word << 12 & 0x80008000u);
-        out[1] = (word << 2 & 0x01c001c0u) | (word << 8 & 0x80008000u);
-        out[2] = (word >> 2 & 0x01c001c0u) | (word << 4 & 0x80008000u);
-        out[3] = (word >> 6 & 0x01c001c0u) | (word & 0x80008000u);
+        /* a product moves sign and magnitude at once: 4 bits of each half, times two powers of two */
+        const uint32_t kept = 0x81c081c0u, low = 0x000f000fu, high = 0x00f000f0u;
+        uint32_t later = codes[0] >> 8;
+        out[0] = (codes[0] & low) * (1u << 12 | 1u << 6) & kept;
+        out[1] = (codes[0] & high) * (1u << 8 | 1u << 2) & kept;
+        out[2] = (later & low) * (1u << 12 | 1u << 6) & kept;
+        out[3] = (later & high) * (1u << 8 | 1u << 2) & kept;
     }
 }
 
-/* What codes are multiplied by, for an E8M0 scale, as two packed BF16 numbers: a second factor where one cannot hold it all, else 0. */
-struct code_factor {
-    uint32_t first, second;
+/* Exponents of the factors: 127 + 120 - 127 or 127 + 126 - 127 more than the scale's code. */
+template <int kind> struct factor_exponent {
+    static const uint32_t added = kind == CODES_FP8 ? 120 : 126;
+    static const uint32_t largest_scale = 254 - added; /* whose factor is a finite number */
 };
 
-template <int kind> __device__ static inline struct code_factor code_factor_of(uint32_t scale) {
-    const uint32_t largest = 254; /* exponent of the largest power of two */
-    uint32_t exponent = scale + (kind == CODES_FP8 ? 120u : 126u);
-    uint32_t first = exponent < largest ? exponent : largest;
-    struct code_factor factor = {first << 7, exponent > largest ? (exponent - largest + 127u) << 7 : 0};
-    if (scale == E8M0_NAN)
-        factor.first = 0x7fc0;
-    factor.first |= factor.first << 16;
-    factor.second |= factor.second << 16;
-    return factor;
+/* What codes are multiplied by, as two packed BF16 numbers, for an E8M0 scale of at most largest_scale. */
+template <int kind> __device__ static inline uint32_t factor_of(uint32_t scale) {
+    return (scale + factor_exponent<kind>::added) * 0x00800080u;
 }
 
-/* `count` words times the factor. */
-template <int count> __device__ static inline void apply_factor(uint32_t *words, struct code_factor factor) {
+/* The same for larger scales, which need two factors. */
+template <int kind>
+__device__ static inline void apply_large_scale(uint32_t *words, int count, uint32_t scale) {
+    const uint32_t largest = factor_exponent<kind>::largest_scale;
+    uint32_t first = scale == E8M0_NAN ? 0x7fc07fc0u : factor_of<kind>(largest);
+    uint32_t second = (scale - largest + 127u) * 0x00800080u;
 #pragma unroll
     for (int i = 0; i < count; i++)
-        words[i] = multiply_pairs(words[i], factor.first);
-    if (factor.second != 0) {
-#pragma unroll
-        for (int i = 0; i < count; i++)
-            words[i] = multiply_pairs(words[i], factor.second);
+        words[i] = multiply_pairs(multiply_pairs(words[i], first), second);
+}
+
+/* `count` words of opened codes times their scale. */
+template <int kind, int count> __device__ static inline void apply_scale(uint32_t *words, uint32_t scale) {
+    if (scale > factor_exponent<kind>::largest_scale) {
+        apply_large_scale<kind>(words, count, scale);
+        return;
     }
+    uint32_t factor = factor_of<kind>(scale);
+#pragma unroll
+    for (int i = 0; i < count; i++)
+        words[i] = multiply_pairs(words[i], factor);
 }
 
 /* ---- weights in memory ---- */
@@ -94,6 +101,10 @@ static inline struct code_matrix code_matrix_of(const struct matrix *w) {
 
 __device__ static inline const uint8_t *scales_of_row(const struct code_matrix *w, int32_t row) {
     return w->scales + (int64_t)(row >> w->scale_shift) * w->scale_groups;
+}
+
+__device__ static inline uint32_t load_scale(const uint8_t *scale) {
+    return __ldg(scale);
 }
 
 /* Reads of weights that are met once: past the nearest cache, which is the inputs'. */

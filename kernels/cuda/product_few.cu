@@ -7,7 +7,10 @@
 
 /* ---- weights ---- */
 
-enum { LANE_COLUMNS = 16 }; /* of a block of columns, per lane and row */
+enum {
+    LANE_COLUMNS = 16, /* of a block of columns, per lane and row */
+    BLOCK_INPUT_BYTES = 2 * BLOCK_COLUMNS,
+};
 
 /* A lane's columns of one row. */
 template <int kind> struct lane_codes {
@@ -15,37 +18,33 @@ template <int kind> struct lane_codes {
     uint32_t scale;
 };
 
-/* Rows g and g + 8 of a tile, of one matrix. */
-template <int kind> struct lane_row {
-    const uint8_t *codes; /* of the row's first column */
-    const uint8_t *scales;
+/* A row of weights, from this lane's columns of some block on. */
+struct lane_row {
+    const uint8_t *codes, *scales;
 };
 
 template <int kind>
-__device__ static inline struct lane_row<kind> open_row(const struct code_matrix *w, int32_t row) {
-    struct lane_row<kind> opened = {
-        w->codes + row *code_bytes<kind>(w->columns), NULL
-    };
+__device__ static inline struct lane_row open_row(const struct code_matrix *w, int32_t row, int32_t column) {
+    struct lane_row opened = {w->codes + row * code_bytes<kind>(w->columns) + code_bytes<kind>(column), NULL};
     if (kind != CODES_BF16)
-        opened.scales = scales_of_row(w, row);
+        opened.scales = scales_of_row(w, row) + column / GROUP;
     return opened;
 }
 
-/* Columns [c, c + 16); zeros beyond `columns`. */
-template <int kind>
+/* The lane's columns `blocks` blocks on, of which `left` exist, or, with is_whole, all. */
+template <int kind, bool is_whole>
 __device__ static inline void load_codes(
-    const struct lane_row<kind> *row, int32_t c, int32_t columns, struct lane_codes<kind> *out) {
-    const uint8_t *from = row->codes + code_bytes<kind>(c);
-    bool is_in = c < columns;
-    out->scale = 0;
+    const struct lane_row *row, int32_t blocks, int32_t left, struct lane_codes<kind> *out) {
+    const uint8_t *from = row->codes + blocks * (int32_t)code_bytes<kind>(BLOCK_COLUMNS);
+    bool is_in = is_whole || left > 0;
     if (kind == CODES_FP4) {
-        uint2 v = is_in ? load_stream_8(from) : make_uint2(0, 0);
-        out->word[0] = v.x;
-        out->word[1] = v.y;
+        uint2 two = is_in ? load_stream_8(from) : make_uint2(0, 0);
+        out->word[0] = two.x;
+        out->word[1] = two.y;
     } else {
 #pragma unroll
         for (int v = 0; v < code_size<kind>::words / 2; v++) {
-            bool has = kind == CODES_BF16 ? c + v * EIGHT < columns : is_in;
+            bool has = is_whole || (kind == CODES_BF16 ? left > v * EIGHT : is_in);
             uint4 four = has ? load_stream_16(from + 16 * v) : make_uint4(0, 0, 0, 0);
             out->word[4 * v] = four.x;
             out->word[4 * v + 1] = four.y;
@@ -53,8 +52,8 @@ __device__ static inline void load_codes(
             out->word[4 * v + 3] = four.w;
         }
     }
-    if (kind != CODES_BF16 && is_in)
-        out->scale = row->scales[c / GROUP];
+    if (kind != CODES_BF16)
+        out->scale = is_in ? load_scale(row->scales + blocks * (BLOCK_COLUMNS / GROUP)) : 0u;
 }
 
 /* Two words a step. */
@@ -63,45 +62,41 @@ __device__ static inline void decode_codes(const struct lane_codes<kind> *codes,
     open_codes<kind>(codes->word, out);
     open_codes<kind>(codes->word + code_size<kind>::words, out + 4);
     if (kind != CODES_BF16)
-        apply_factor<8>(out, code_factor_of<kind>(codes->scale));
+        apply_scale<kind, 8>(out, codes->scale);
 }
 
 /* ---- a warp's chunks ---- */
 
-/* Blocks of columns that are read ahead: as registers allow. */
+/* Blocks of columns that are read ahead, as registers allow; a chunk is a multiple of them. */
 template <int kind, int matrices, int token_tiles> struct few_shape {
-    static const int full = (kind == CODES_FP4      ? 8
-                                : kind == CODES_FP8 ? 4
-                                                    : 2) /
-                            matrices / (token_tiles > 2 ? 2 : 1);
-    static const int ahead = full > 1 ? full : 1;
+    static const int wanted = kind == CODES_FP4 ? 8 : kind == CODES_FP8 ? 4 : 2;
+    static const int share = matrices * (token_tiles > 3 - matrices ? 2 : 1);
+    static const int ahead = wanted > share ? wanted / share : 1;
 };
 
 template <int kind, int matrices, int token_tiles> struct few_state {
-    struct lane_row<kind> row[matrices][2];
+    struct lane_row row[matrices][2]; /* rows g and g + 8 */
     struct lane_codes<kind> codes[few_shape<kind, matrices, token_tiles>::ahead][matrices][2];
-    const uint8_t *x[token_tiles]; /* of the token g of each tile, this lane's first column */
+    const uint8_t *x[token_tiles]; /* token g of each eight, from this lane's columns of the same block on */
     float sum[matrices][token_tiles][4];
-    int32_t columns, lane_column; /* 16 * i */
 };
 
-template <int kind, int matrices, int token_tiles>
+template <int kind, int matrices, int token_tiles, bool is_whole>
 __device__ static inline void load_block(
-    struct few_state<kind, matrices, token_tiles> *state, int32_t block, int slot) {
-    int32_t c = block * BLOCK_COLUMNS + state->lane_column;
+    struct few_state<kind, matrices, token_tiles> *state, int32_t blocks, int32_t left, int slot) {
 #pragma unroll
     for (int m = 0; m < matrices; m++)
 #pragma unroll
         for (int r = 0; r < 2; r++)
-            load_codes<kind>(&state->row[m][r], c, state->columns, &state->codes[slot][m][r]);
+            load_codes<kind, is_whole>(&state->row[m][r], blocks, left, &state->codes[slot][m][r]);
 }
 
 /* A lane's columns of a token's row: four steps of two words. */
-__device__ static inline void load_input(const uint8_t *row, int32_t c, int32_t columns, uint32_t out[8]) {
+template <bool is_whole>
+__device__ static inline void load_input(const uint8_t *from, int32_t left, uint32_t out[8]) {
 #pragma unroll
     for (int v = 0; v < 2; v++) {
-        uint4 four = c + v * EIGHT < columns ? *(const uint4 *)(row + (int64_t)c * 2 + 16 * v)
-                                             : make_uint4(0, 0, 0, 0);
+        uint4 four = is_whole || left > v * EIGHT ? *(const uint4 *)(from + 16 * v) : make_uint4(0, 0, 0, 0);
         out[4 * v] = four.x;
         out[4 * v + 1] = four.y;
         out[4 * v + 2] = four.z;
@@ -109,11 +104,11 @@ __device__ static inline void load_input(const uint8_t *row, int32_t c, int32_t 
     }
 }
 
-template <int kind, int terms, int matrices, int token_tiles>
-__device__ static inline void meet_block(
-    struct few_state<kind, matrices, token_tiles> *state, int32_t block, int slot, int64_t term_bytes) {
+/* The block in `slot`, which is `blocks` on from where the state's rows of inputs point. */
+template <int kind, int terms, int matrices, int token_tiles, bool is_whole>
+__device__ static inline void meet_block(struct few_state<kind, matrices, token_tiles> *state, int32_t blocks,
+    int32_t left, int slot, int64_t term_bytes) {
     uint32_t low[matrices][8], high[matrices][8];
-    int32_t c = block * BLOCK_COLUMNS + state->lane_column;
 #pragma unroll
     for (int m = 0; m < matrices; m++) {
         decode_codes<kind>(&state->codes[slot][m][0], low[m]);
@@ -124,7 +119,7 @@ __device__ static inline void meet_block(
 #pragma unroll
         for (int n = 0; n < token_tiles; n++) {
             uint32_t b[8];
-            load_input(state->x[n] + term * term_bytes, c, state->columns, b);
+            load_input<is_whole>(state->x[n] + term * term_bytes + blocks * BLOCK_INPUT_BYTES, left, b);
 #pragma unroll
             for (int s = 0; s < 8; s += 2)
 #pragma unroll
@@ -133,6 +128,23 @@ __device__ static inline void meet_block(
                     mma_bf16(state->sum[m][n], a, b + s);
                 }
         }
+}
+
+/* Moves the state on by as many blocks as are read ahead. */
+template <int kind, int matrices, int token_tiles>
+__device__ static inline void move_on(struct few_state<kind, matrices, token_tiles> *state) {
+    constexpr int ahead = few_shape<kind, matrices, token_tiles>::ahead;
+#pragma unroll
+    for (int m = 0; m < matrices; m++)
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            state->row[m][r].codes += ahead * code_bytes<kind>(BLOCK_COLUMNS);
+            if (kind != CODES_BF16)
+                state->row[m][r].scales += ahead * (BLOCK_COLUMNS / GROUP);
+        }
+#pragma unroll
+    for (int n = 0; n < token_tiles; n++)
+        state->x[n] += ahead * BLOCK_INPUT_BYTES;
 }
 
 /* Sums of one chunk of one tile of 16 outputs: [matrices][16][tokens]. */
@@ -153,49 +165,68 @@ __device__ static inline void put_sums(
             }
 }
 
-/* Chunks [first, first + a_part) of the tile of 16 outputs that begins at row `row` of the group; sums: of chunk 0, `step` apart. */
+/* Rows and tokens that are not there repeat the last and the first one. */
+template <int kind, int matrices, int token_tiles>
+__device__ static inline void open_state(const struct product_job *job, int32_t row, int32_t column,
+    struct few_state<kind, matrices, token_tiles> *state) {
+    int32_t g = (int32_t)threadIdx.x % WARP / 4;
+#pragma unroll
+    for (int m = 0; m < matrices; m++)
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            int32_t at = row + g + 8 * r, last = job->rows - 1;
+            state->row[m][r] = open_row<kind>(&job->w[m], job->first + (at < last ? at : last), column);
+        }
+#pragma unroll
+    for (int n = 0; n < token_tiles; n++) {
+        int32_t token = 8 * n + g;
+        state->x[n] = job->x + (token < job->tokens ? token : 0) * job->x_stride + (int64_t)column * 2;
+#pragma unroll
+        for (int o = 0; o < 4 * matrices; o++)
+            state->sum[o / 4][n][o % 4] = 0;
+    }
+}
+
+/* This warp's chunks, from `first` on, of the tile of 16 outputs that begins at row `row` of the group; sums: of chunk 0, those of the
+ * next one `step` on. */
 template <int kind, int terms, int matrices, int token_tiles>
 __device__ static inline void few_chunks(const struct product_work *work, const struct product_job *job,
     int32_t row, int32_t first, struct few_sums<matrices, token_tiles> *sums, int32_t step) {
     constexpr int ahead = few_shape<kind, matrices, token_tiles>::ahead;
     struct few_state<kind, matrices, token_tiles> state;
-    int32_t g = (int32_t)threadIdx.x % WARP / 4;
-    state.lane_column = (int32_t)threadIdx.x % 4 * LANE_COLUMNS;
-    state.columns = job->w[0].columns;
-#pragma unroll
-    for (int m = 0; m < matrices; m++)
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            int32_t at = row + g + 8 * r;
-            state.row[m][r] = open_row<kind>(&job->w[m], job->first + (at < job->rows ? at : job->rows - 1));
-        }
-#pragma unroll
-    for (int n = 0; n < token_tiles; n++) {
-        int32_t token = 8 * n + g;
-        state.x[n] = job->x + (token < job->tokens ? token : 0) * job->x_stride;
-#pragma unroll
-        for (int o = 0; o < 4 * matrices; o++)
-            state.sum[o / 4][n][o % 4] = 0;
-    }
-    int32_t block = first * CHUNK_BLOCKS, end = (first + work->chunks_a_part) * CHUNK_BLOCKS;
-    int32_t all = (state.columns + BLOCK_COLUMNS - 1) / BLOCK_COLUMNS;
-    end = end < all ? end : all;
+    int32_t lane_column = (int32_t)threadIdx.x % 4 * LANE_COLUMNS, columns = job->w[0].columns;
+    int32_t block = first * CHUNK_BLOCKS, end = block + work->chunks_a_part * CHUNK_BLOCKS;
+    int32_t whole = columns / BLOCK_COLUMNS, last = end < whole ? end : whole;
+    open_state<kind, matrices, token_tiles>(job, row, block * BLOCK_COLUMNS + lane_column, &state);
 #pragma unroll
     for (int slot = 0; slot < ahead; slot++)
-        if (block + slot < end)
-            load_block<kind, matrices, token_tiles>(&state, block + slot, slot);
-    for (; block < end; block += ahead)
+        if (block + slot < last)
+            load_block<kind, matrices, token_tiles, true>(&state, slot, 0, slot);
+    for (; block + ahead <= last; block += ahead) {
 #pragma unroll
         for (int slot = 0; slot < ahead; slot++) {
-            int32_t now = block + slot;
-            if (now < end) {
-                meet_block<kind, terms, matrices, token_tiles>(&state, now, slot, work->x.term_bytes);
-                if (now + ahead < end)
-                    load_block<kind, matrices, token_tiles>(&state, now + ahead, slot);
-                if (now % CHUNK_BLOCKS == CHUNK_BLOCKS - 1 || now == end - 1)
-                    put_sums<kind, matrices, token_tiles>(&state, sums + now / CHUNK_BLOCKS * step);
-            }
+            meet_block<kind, terms, matrices, token_tiles, true>(&state, slot, 0, slot, work->x.term_bytes);
+            if (block + slot + ahead < last)
+                load_block<kind, matrices, token_tiles, true>(&state, slot + ahead, 0, slot);
         }
+        move_on<kind, matrices, token_tiles>(&state);
+        if ((block + ahead) % CHUNK_BLOCKS == 0)
+            put_sums<kind, matrices, token_tiles>(&state, sums + block / CHUNK_BLOCKS * step);
+    }
+    /* the rest of a chunk, and of a block of columns */
+#pragma unroll
+    for (int slot = 0; slot < ahead - 1; slot++)
+        if (block + slot < last)
+            meet_block<kind, terms, matrices, token_tiles, true>(&state, slot, 0, slot, work->x.term_bytes);
+    bool has_part = columns % BLOCK_COLUMNS != 0 && whole < end;
+    if (has_part) {
+        int32_t left = columns - whole * BLOCK_COLUMNS - lane_column;
+        load_block<kind, matrices, token_tiles, false>(&state, whole - block, left, 0);
+        meet_block<kind, terms, matrices, token_tiles, false>(
+            &state, whole - block, left, 0, work->x.term_bytes);
+    }
+    if (last % CHUNK_BLOCKS != 0 || has_part)
+        put_sums<kind, matrices, token_tiles>(&state, sums + last / CHUNK_BLOCKS * step);
 }
 
 /* The whole sum of one output of one matrix. */
@@ -245,11 +276,7 @@ static __global__ void __launch_bounds__(FEW_MOST_WARPS *WARP) few_gate_and_up(s
         float gate = add_chunks(sums + lane / FEW_ROWS, 2, work.chunks, 0, lane % FEW_ROWS, token);
         float up = add_chunks(sums + lane / FEW_ROWS, 2, work.chunks, 1, lane % FEW_ROWS, token);
         float value = activate(gate, up, to->limit, to->weight[job.token + token]);
-        uint32_t amax = float_bits(value) & 0x7fffffffu;
-        for (int32_t mask = WARP / 2; mask > 0; mask /= 2) {
-            uint32_t other = __shfl_xor_sync(ALL_LANES, amax, mask);
-            amax = other > amax ? other : amax;
-        }
+        uint32_t amax = largest_in_warp(value);
         if (to->is_rounded)
             value = round_in_group(value, amax);
         put_column(&to->hidden, job.token + token, job.row + lane, value);

@@ -111,7 +111,7 @@ __device__ static inline void load_scales(
 #pragma unroll
     for (int k = 0; k < pieces; k++) {
         bool has = reader->scales[k] != NULL && block * BLOCK_COLUMNS + reader->column[k] < columns;
-        reader->scale[k] = has ? reader->scales[k][block * (BLOCK_COLUMNS / GROUP)] : 0u;
+        reader->scale[k] = has ? load_scale(reader->scales[k] + block * (BLOCK_COLUMNS / GROUP)) : 0u;
     }
 }
 
@@ -130,7 +130,7 @@ __device__ static inline void decode_pieces(
         for (int m = 0; m < made; m++)
             open_codes<kind>(word + m * code_size<kind>::words, out + 4 * m);
         if (kind != CODES_BF16)
-            apply_factor<4 * made>(out, code_factor_of<kind>(reader->scale[k]));
+            apply_scale<kind, 4 * made>(out, reader->scale[k]);
 #pragma unroll
         for (int m = 0; m < made; m++)
             tile[place_of_piece(row, first + m)].words =
@@ -228,40 +228,39 @@ __device__ static inline void put_sums(const struct product_work *work, const st
             }
 }
 
-/* Columns of hidden rows: row tiles m and m + 2 of a warp are the gate and up products of the same 16, tiles 0 and 1 make one scale
- * group. */
+/* The sums of gate and up products in shared memory, [tokens][STAGED_ROWS]: rows apart by a number that spreads them over the banks. */
+enum { STAGED_ROWS = MANY_ROWS + 4 };
+
 template <int token_tiles>
+__device__ static inline void stage_sums(float *staged, const float sum[ROW_TILES][token_tiles][4]) {
+#pragma unroll
+    for (int m = 0; m < ROW_TILES; m++)
+#pragma unroll
+        for (int n = 0; n < token_tiles; n++)
+#pragma unroll
+            for (int o = 0; o < 4; o++) {
+                struct many_place place = find_place<token_tiles>(m, n, o);
+                staged[place.token * STAGED_ROWS + place.row] = sum[m][n][o];
+            }
+}
+
+/* Columns of hidden rows from there: a warp makes one scale group of one token at a time. */
 __device__ static inline void put_hidden(
-    const struct product_work *work, const struct product_job *job, float sum[ROW_TILES][token_tiles][4]) {
+    const struct product_work *work, const struct product_job *job, const float *staged) {
+    const int32_t groups = MANY_ROWS / 2 / GROUP;
     const struct activation *to = &work->activation;
-    int32_t lane = (int32_t)threadIdx.x % WARP, warp = (int32_t)threadIdx.x / WARP;
-    int32_t column = job->row + warp / WARPS_OF_TOKENS * (WARP_ROWS / 2) + lane / 4;
-#pragma unroll
-    for (int n = 0; n < token_tiles; n++)
-#pragma unroll
-        for (int o = 0; o < 2; o++) {
-            int32_t token = find_place<token_tiles>(0, n, o).token;
-            bool is_in = token < job->tokens;
-            float weight = is_in ? to->weight[job->token + token] : 0.0f, value[4];
-            uint32_t amax = 0;
-#pragma unroll
-            for (int v = 0; v < 4; v++) { /* columns g, g + 8, g + 16, g + 24 */
-                value[v] = activate(
-                    sum[v / 2][n][o + v % 2 * 2], sum[v / 2 + 2][n][o + v % 2 * 2], to->limit, weight);
-                uint32_t magnitude = float_bits(value[v]) & 0x7fffffffu;
-                amax = magnitude > amax ? magnitude : amax;
-            }
-#pragma unroll
-            for (int mask = WARP / 2; mask >= 4; mask /= 2) {
-                uint32_t other = __shfl_xor_sync(ALL_LANES, amax, mask);
-                amax = other > amax ? other : amax;
-            }
-#pragma unroll
-            for (int v = 0; v < 4; v++)
-                if (is_in && column + 8 * v < work->rows)
-                    put_column(&to->hidden, job->token + token, column + 8 * v,
-                        to->is_rounded ? round_in_group(value[v], amax) : value[v]);
-        }
+    int32_t lane = (int32_t)threadIdx.x % WARP;
+    for (int32_t item = (int32_t)threadIdx.x / WARP; item < job->tokens * groups; item += MANY_WARPS) {
+        int32_t token = item / groups, group = item % groups, column = job->row + group * GROUP + lane;
+        const float *sums = staged + token * STAGED_ROWS + group * WARP_ROWS + lane;
+        float weight = to->weight[job->token + token];
+        float value = activate(sums[0], sums[WARP_ROWS / 2], to->limit, weight);
+        uint32_t amax = largest_in_warp(value);
+        if (to->is_rounded)
+            value = round_in_group(value, amax);
+        if (column < work->rows)
+            put_column(&to->hidden, job->token + token, column, value);
+    }
 }
 
 /* ---- the kernel ---- */
@@ -335,9 +334,14 @@ static __global__ void __launch_bounds__(MANY_THREADS) many_product(struct produ
         }
         __syncthreads();
     }
-    if (is_gate_and_up)
-        put_hidden<token_tiles>(&work, &job, total);
-    else if (work.parts == NULL)
+    if (is_gate_and_up) {
+        static_assert(
+            sizeof(shared_type) >= shape::tokens * STAGED_ROWS * sizeof(float), "sums fit where tiles were");
+        float *staged = (float *)shared;
+        stage_sums<token_tiles>(staged, total);
+        __syncthreads();
+        put_hidden(&work, &job, staged);
+    } else if (work.parts == NULL)
         put_sums<token_tiles>(&work, &job, work.out, work.out_stride, total);
 }
 

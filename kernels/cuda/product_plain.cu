@@ -19,7 +19,7 @@ __device__ static inline void load_plain_eight(
             codes[i / 4] |= (uint32_t)from[i] << i % 4 * 8;
     open_codes<kind>(codes, out);
     if (kind != CODES_BF16 && left > 0)
-        apply_factor<4>(out, code_factor_of<kind>(scales_of_row(w, row)[c / GROUP]));
+        apply_scale<kind, 4>(out, scales_of_row(w, row)[c / GROUP]);
 }
 
 /* Columns [c, c + 8) of a term of a token's row. */

@@ -98,6 +98,16 @@ __device__ static inline float activate(float gate, float up, float limit, float
     return g * sigmoid_float(g) * u * weight;
 }
 
+/* Bits of the largest magnitude among a warp's values. */
+__device__ static inline uint32_t largest_in_warp(float value) {
+    uint32_t top = float_bits(value) & 0x7fffffffu;
+    for (int32_t half = WARP / 2; half > 0; half /= 2) {
+        uint32_t other = __shfl_xor_sync(ALL_LANES, top, half);
+        top = other > top ? other : top;
+    }
+    return top;
+}
+
 /* The value that FP8 holds, amax_bits being those of the largest magnitude in its group. */
 __device__ static inline float round_in_group(float value, uint32_t amax_bits) {
     uint8_t scale = group_scale(amax_bits, 1e-4f, 1.0f / 448.0f);
