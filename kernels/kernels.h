@@ -152,6 +152,9 @@ struct index_choice {
 };
 
 struct stream; /* an order of work; the CPU backend's runs inline */
+struct sample_row;
+struct sample_adjustment;
+struct sample_result;
 
 struct kernels {
     const char *name;            /* "cpu" */
@@ -294,6 +297,13 @@ struct kernels {
     /* Full attention among the T tokens of one image: qkv [T, 3, heads, width] -> out [T, heads * width]. */
     void (*attend_all)(
         struct stream *stream, const float *qkv, int32_t tokens, int32_t heads, int32_t width, float *out);
+
+    /* ---- sampling ---- */
+    /* `count` draws from rows of logits [.., vocab_size]; rows, adjustments and results are device memory: see
+     * kernels/sample.h. NULL: the host samples. */
+    void (*sample)(struct stream *stream, const float *logits, int32_t count, int32_t vocab_size,
+        const struct sample_row *rows, const struct sample_adjustment *adjustments,
+        struct sample_result *results);
 
     /* ---- router ---- */
     /* Scores sqrt(softplus(logit)) of logits [T, experts]; the k best by score + bias (bias_vl for image tokens), ties to the

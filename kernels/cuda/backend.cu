@@ -1,6 +1,7 @@
 /* The CUDA backend: one device, its memory, and the table of its operations. */
 #include "kernels/cuda/memory.h"
 #include "kernels/cuda/operations.h"
+#include "kernels/cuda/sample.h"
 
 #include <stdio.h>  /* snprintf */
 #include <stdlib.h> /* calloc, free */
@@ -112,6 +113,7 @@ static void fill_operations(struct kernels *table) {
     table->pack_squares = cuda_pack_squares;
     table->attend_all = cuda_attend_all;
     table->route = cuda_route;
+    table->sample = cuda_sample;
 }
 
 static void cuda_destroy(const struct kernels *self) {

@@ -6,7 +6,7 @@
 void engram_hash_span(
     struct model *model, struct sequence *sequence, const int32_t *ids, int32_t count, int32_t at) {
     const struct model_config *c = model->config;
-    struct step_memory *m = &model->step;
+    struct step_memory *m = &model->lane->step;
     const int32_t *map = checkpoint_engram_token_map(model->checkpoint);
     int32_t past = sequence->history_count;
     int32_t *history = m->compressed_ids;
@@ -41,7 +41,7 @@ static void read_rows(void *context, const int64_t *rows, int64_t n, void *out) 
 MUST_CHECK enum result engram_run(struct model *model, int32_t slot, const struct token_set *set) {
     const struct model_config *c = model->config;
     const struct kernels *k = model->kernels;
-    struct step_memory *m = &model->step;
+    struct step_memory *m = &model->lane->step;
     int32_t layer = c->engram_layer_ids[slot], columns = model->engram.columns;
     const struct engram_weights *w = &model->layers[layer].engram;
     for (int32_t t = 0; t < set->tokens; t++)
@@ -55,15 +55,15 @@ MUST_CHECK enum result engram_run(struct model *model, int32_t slot, const struc
         count, read_rows, &reader, m->engram_packed));
     if (!set->tokens)
         return OK;
-    k->copy_in(model->stream, m->engram_codes, m->engram_packed, bytes * (size_t)count);
+    k->copy_in(model->lane->stream, m->engram_codes, m->engram_packed, bytes * (size_t)count);
     struct rows packed = {.data = m->engram_codes,
         .encoding = ROWS_FP8,
         .columns = c->engram_head_dim,
         .stride = (int64_t)bytes};
-    k->decode(model->stream, &packed, (int32_t)count, m->found);
-    k->encode(model->stream, m->found, set->tokens, &m->found_rows);
-    k->product(model->stream, &m->found_rows, set->tokens, &w->wkv, m->engram_kv, w->wkv.rows);
-    k->engram_add(model->stream, m->engram_kv, w->q_weight, w->k_weight, set->is_image, set->tokens,
+    k->decode(model->lane->stream, &packed, (int32_t)count, m->found);
+    k->encode(model->lane->stream, m->found, set->tokens, &m->found_rows);
+    k->product(model->lane->stream, &m->found_rows, set->tokens, &w->wkv, m->engram_kv, w->wkv.rows);
+    k->engram_add(model->lane->stream, m->engram_kv, w->q_weight, w->k_weight, set->is_image, set->tokens,
         c->hc_mult, c->hidden_size, c->rms_norm_eps, set->streams);
     return OK;
 }

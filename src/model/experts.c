@@ -22,36 +22,36 @@ MUST_CHECK enum result grow_device(struct model *model, void *pointer, int64_t *
 static enum result shared_expert_up(
     struct model *model, const struct layer_weights *w, const struct rows *x, int32_t tokens) {
     const struct kernels *k = model->kernels;
-    struct step_memory *m = &model->step;
+    struct step_memory *m = &model->lane->step;
     int32_t inner = w->shared_w1.rows;
     (void)stopwatch_switch(WORK_SHARED_EXPERT);
-    k->product(model->stream, x, tokens, &w->shared_w1, m->gate, inner);
-    TRY(exchange_progress(model->exchange));
-    k->product(model->stream, x, tokens, &w->shared_w3, m->up, inner);
-    k->swiglu(model->stream, m->gate, m->up, tokens, inner, model->config->swiglu_limit, m->gate);
-    k->encode(model->stream, m->gate, tokens, &m->hidden_rows);
-    return exchange_progress(model->exchange);
+    k->product(model->lane->stream, x, tokens, &w->shared_w1, m->gate, inner);
+    TRY(exchange_progress(model->lane->exchange));
+    k->product(model->lane->stream, x, tokens, &w->shared_w3, m->up, inner);
+    k->swiglu(model->lane->stream, m->gate, m->up, tokens, inner, model->config->swiglu_limit, m->gate);
+    k->encode(model->lane->stream, m->gate, tokens, &m->hidden_rows);
+    return exchange_progress(model->lane->exchange);
 }
 
 static enum result shared_expert_down(struct model *model, const struct layer_weights *w, int32_t tokens) {
-    struct step_memory *m = &model->step;
+    struct step_memory *m = &model->lane->step;
     (void)stopwatch_switch(WORK_SHARED_EXPERT);
     model->kernels->product(
-        model->stream, &m->hidden_rows, tokens, &w->shared_w2, m->shared, model->config->hidden_size);
-    return exchange_progress(model->exchange);
+        model->lane->stream, &m->hidden_rows, tokens, &w->shared_w2, m->shared, model->config->hidden_size);
+    return exchange_progress(model->lane->exchange);
 }
 
 /* Copies the lists of the pairs that arrived to the device: starts, then rows, then weights. */
 static enum result upload_pairs(struct model *model, struct expert_pairs *pairs) {
     const struct kernels *k = model->kernels;
-    struct step_memory *m = &model->step;
+    struct step_memory *m = &model->lane->step;
     const size_t word = sizeof(int32_t), starts = (size_t)pairs->experts + 1, count = (size_t)pairs->count;
     TRY(grow_device(model, &m->pair_lists, &m->pair_lists_bytes, (int64_t)((starts + 2 * count) * word)));
     int32_t *row = m->pair_lists + starts;
     float *weight = (float *)(row + count);
-    k->copy_in(model->stream, m->pair_lists, pairs->start, starts * word);
-    k->copy_in(model->stream, row, pairs->row, count * word);
-    k->copy_in(model->stream, weight, pairs->weight, count * word);
+    k->copy_in(model->lane->stream, m->pair_lists, pairs->start, starts * word);
+    k->copy_in(model->lane->stream, row, pairs->row, count * word);
+    k->copy_in(model->lane->stream, weight, pairs->weight, count * word);
     pairs->start = m->pair_lists;
     pairs->row = row;
     pairs->weight = weight;
@@ -62,7 +62,7 @@ static enum result upload_pairs(struct model *model, struct expert_pairs *pairs)
 static enum result run_arrivals(
     struct model *model, const struct layer_weights *w, const struct arrivals *arrivals) {
     const struct kernels *k = model->kernels;
-    struct step_memory *m = &model->step;
+    struct step_memory *m = &model->lane->step;
     struct rows x = m->x_rows;
     int64_t in_bytes = arrivals->rows * x.stride,
             out_bytes = arrivals->pairs * model->config->hidden_size * 4;
@@ -80,14 +80,14 @@ static enum result run_arrivals(
         TRY(grow_device(model, &m->arrived, &m->arrived_bytes, in_bytes));
         TRY(grow_device(model, &m->pair_out, &m->pair_out_bytes, out_bytes));
         TRY(upload_pairs(model, &pairs));
-        k->copy_in(model->stream, m->arrived, arrivals->row_data, (size_t)in_bytes);
+        k->copy_in(model->lane->stream, m->arrived, arrivals->row_data, (size_t)in_bytes);
         x.data = m->arrived;
         out = m->pair_out;
     }
-    k->experts(model->stream, &x, &pairs, w->experts, model->config->swiglu_limit, out);
+    k->experts(model->lane->stream, &x, &pairs, w->experts, model->config->swiglu_limit, out);
     if (!k->shares_host_memory)
-        k->copy_out(model->stream, arrivals->outputs, out, (size_t)out_bytes);
-    return k->synchronize(model->stream);
+        k->copy_out(model->lane->stream, arrivals->outputs, out, (size_t)out_bytes);
+    return k->synchronize(model->lane->stream);
 }
 
 /* What the dispatch sends, as the host sees it. */
@@ -101,30 +101,31 @@ static enum result choose_experts(struct model *model, const struct layer_weight
     const struct rows *x_rows, const uint8_t *is_image, int32_t tokens, struct choices *choices) {
     const struct model_config *c = model->config;
     const struct kernels *k = model->kernels;
-    struct step_memory *m = &model->step;
+    struct step_memory *m = &model->lane->step;
     int32_t chosen = c->num_experts_per_tok;
     size_t pairs = (size_t)tokens * (size_t)chosen;
     const struct rows plain = {
         .data = (void *)x, .encoding = ROWS_F32, .columns = c->hidden_size, .stride = c->hidden_size * 4};
     (void)stopwatch_switch(WORK_ROUTER);
-    k->product(model->stream, &plain, tokens, &w->gate, m->router_logits, c->n_routed_experts);
-    k->route(model->stream, m->router_logits, tokens, c->n_routed_experts, w->gate_bias, w->gate_bias_vl,
-        is_image, chosen, c->norm_topk_prob, c->routed_scaling_factor, m->expert_id, m->expert_weight);
+    k->product(model->lane->stream, &plain, tokens, &w->gate, m->router_logits, c->n_routed_experts);
+    k->route(model->lane->stream, m->router_logits, tokens, c->n_routed_experts, w->gate_bias,
+        w->gate_bias_vl, is_image, chosen, c->norm_topk_prob, c->routed_scaling_factor, m->expert_id,
+        m->expert_weight);
     *choices = (struct choices){x_rows->data, m->expert_id, m->expert_weight};
     if (!k->shares_host_memory) {
-        k->copy_out(model->stream, m->host_rows, x_rows->data, (size_t)(x_rows->stride * tokens));
-        k->copy_out(model->stream, m->host_expert_id, m->expert_id, sizeof(int32_t) * pairs);
-        k->copy_out(model->stream, m->host_expert_weight, m->expert_weight, sizeof(float) * pairs);
+        k->copy_out(model->lane->stream, m->host_rows, x_rows->data, (size_t)(x_rows->stride * tokens));
+        k->copy_out(model->lane->stream, m->host_expert_id, m->expert_id, sizeof(int32_t) * pairs);
+        k->copy_out(model->lane->stream, m->host_expert_weight, m->expert_weight, sizeof(float) * pairs);
         *choices = (struct choices){m->host_rows, m->host_expert_id, m->host_expert_weight};
     }
-    return k->synchronize(model->stream);
+    return k->synchronize(model->lane->stream);
 }
 
 /* Sums the shared expert's output and those of the chosen experts. */
 static enum result sum_outputs(
     struct model *model, const struct combined *combined, int32_t tokens, float *out) {
     const struct kernels *k = model->kernels;
-    struct step_memory *m = &model->step;
+    struct step_memory *m = &model->lane->step;
     int32_t hidden = model->config->hidden_size, chosen = model->config->num_experts_per_tok;
     const float *routed = combined->outputs;
     const int32_t *place = combined->place;
@@ -132,12 +133,12 @@ static enum result sum_outputs(
     if (!k->shares_host_memory) {
         int64_t bytes = combined->rows * hidden * (int64_t)sizeof(float);
         TRY(grow_device(model, &m->routed, &m->routed_bytes, bytes));
-        k->copy_in(model->stream, m->routed, routed, (size_t)bytes);
-        k->copy_in(model->stream, m->place, place, sizeof *place * (size_t)tokens * (size_t)chosen);
+        k->copy_in(model->lane->stream, m->routed, routed, (size_t)bytes);
+        k->copy_in(model->lane->stream, m->place, place, sizeof *place * (size_t)tokens * (size_t)chosen);
         routed = m->routed;
         place = m->place;
     }
-    k->combine(model->stream, m->shared, routed, place, tokens, chosen, hidden, out);
+    k->combine(model->lane->stream, m->shared, routed, place, tokens, chosen, hidden, out);
     return OK;
 }
 
@@ -149,14 +150,14 @@ MUST_CHECK enum result moe_run(struct model *model, const struct layer_weights *
     if (tokens)
         TRY(choose_experts(model, w, x, x_rows, is_image, tokens, &choices));
     TRY(exchange_dispatch_begin(
-        model->exchange, choices.rows, x_rows->stride, tokens, choices.experts, choices.weights));
+        model->lane->exchange, choices.rows, x_rows->stride, tokens, choices.experts, choices.weights));
     if (tokens)
         TRY(shared_expert_up(model, w, x_rows, tokens));
-    TRY(exchange_dispatch_end(model->exchange, &arrivals));
+    TRY(exchange_dispatch_end(model->lane->exchange, &arrivals));
     TRY(run_arrivals(model, w, &arrivals));
-    TRY(exchange_combine_begin(model->exchange));
+    TRY(exchange_combine_begin(model->lane->exchange));
     if (tokens)
         TRY(shared_expert_down(model, w, tokens));
-    TRY(exchange_combine_end(model->exchange, &combined));
+    TRY(exchange_combine_end(model->lane->exchange, &combined));
     return tokens ? sum_outputs(model, &combined, tokens, out) : OK;
 }

@@ -47,7 +47,7 @@ static int32_t at_least(int32_t value, int32_t least) {
 /* The arrays of one set, in host memory: first array of its four in host_i32. */
 static void add_token(struct model *model, enum host_array first, int32_t at, int32_t sequence,
     int32_t position, int32_t upper_begin) {
-    int32_t **host = model->step.host_i32;
+    int32_t **host = model->lane->step.host_i32;
     int32_t begin = position - model->config->sliding_window + 1;
     host[first][at] = sequence;
     host[first + 1][at] = position;
@@ -57,12 +57,12 @@ static void add_token(struct model *model, enum host_array first, int32_t at, in
 
 static void upload(struct model *model, void *device, const void *host, int64_t count, size_t bytes) {
     if (count)
-        model->kernels->copy_in(model->stream, device, host, (size_t)count * bytes);
+        model->kernels->copy_in(model->lane->stream, device, host, (size_t)count * bytes);
 }
 
 static void upload_set(
     struct model *model, struct token_set *set, enum host_array first, const uint8_t *image) {
-    int32_t **host = model->step.host_i32;
+    int32_t **host = model->lane->step.host_i32;
     upload(model, set->sequence, host[first], set->tokens, sizeof(int32_t));
     upload(model, set->position, host[first + 1], set->tokens, sizeof(int32_t));
     upload(model, set->visible_from, host[first + 2], set->tokens, sizeof(int32_t));
@@ -71,7 +71,7 @@ static void upload_set(
 }
 
 static void prepare_lower(struct model *model, const struct span *spans, int32_t count) {
-    struct step_memory *m = &model->step;
+    struct step_memory *m = &model->lane->step;
     int32_t at = 0;
     for (int32_t i = 0; i < count; i++) {
         const struct span *s = &spans[i];
@@ -93,7 +93,7 @@ static void prepare_lower(struct model *model, const struct span *spans, int32_t
 
 /* Positions and visibility of the upper set; its streams are gathered when the layers reach it. */
 static void prepare_upper(struct model *model, const struct span *spans, int32_t count) {
-    struct step_memory *m = &model->step;
+    struct step_memory *m = &model->lane->step;
     int32_t at = 0, lower_at = 0;
     for (int32_t i = 0; i < count; i++) {
         const struct span *s = &spans[i];
@@ -116,7 +116,7 @@ static void prepare_upper(struct model *model, const struct span *spans, int32_t
 
 /* Gives the step's sequences blocks for their new tokens. */
 static enum result extend_sequences(struct model *model, const struct span *spans, int32_t count) {
-    struct step_memory *m = &model->step;
+    struct step_memory *m = &model->lane->step;
     m->window_stride = m->global_stride = 0;
     for (int32_t i = 0; i < count; i++) {
         struct sequence *s = spans[i].sequence;
@@ -133,7 +133,7 @@ static enum result extend_sequences(struct model *model, const struct span *span
 /* The copies of one ratio-2 source: see pair_rows. Of a span's rows, the first completes the sequence's open group when its
  * length is odd, and the last stays open when their sum is. */
 static void list_row_copies(struct model *model, const struct span *spans, int32_t count, int32_t slot) {
-    struct step_memory *m = &model->step;
+    struct step_memory *m = &model->lane->step;
     int64_t d = model->config->head_dim, from = 0, to = 0;
     struct row_copy *list = m->host_row_copies + (int64_t)slot * m->row_copies_most, *next = list;
     for (int32_t i = 0; i < count; from += spans[i++].count) {
@@ -165,7 +165,7 @@ static void list_row_copies(struct model *model, const struct span *spans, int32
 /* Block tables of the step's sequences and the ratio-2 groups that the step completes. */
 static enum result prepare_tables(
     struct model *model, const struct span *spans, int32_t count, int32_t *groups) {
-    struct step_memory *m = &model->step;
+    struct step_memory *m = &model->lane->step;
     int32_t n = 0;
     TRY(extend_sequences(model, spans, count));
     for (int32_t i = 0; i < count; i++) {
@@ -210,17 +210,17 @@ static struct rows plain_rows(const float *x, int32_t columns) {
 
 static void linear(
     struct model *model, const struct rows *x, int32_t tokens, const struct matrix *w, float *out) {
-    model->kernels->product(model->stream, x, tokens, w, out, w->rows);
+    model->kernels->product(model->lane->stream, x, tokens, w, out, w->rows);
 }
 
 static struct block_tables window_tables(const struct model *model) {
-    const struct step_memory *m = &model->step;
+    const struct step_memory *m = &model->lane->step;
     return (struct block_tables){
         .blocks = m->window_blocks, .first_block = m->window_first, .stride = m->window_stride};
 }
 
 static struct block_tables global_tables(const struct model *model) {
-    const struct step_memory *m = &model->step;
+    const struct step_memory *m = &model->lane->step;
     return (struct block_tables){
         .blocks = m->global_blocks, .first_block = m->global_first, .stride = m->global_stride};
 }
@@ -232,17 +232,17 @@ static const struct rope *rope_of(const struct model *model, int32_t layer) {
 /* Pairs the rows of a ratio-2 source with the first halves kept in the sequences, and keeps the new ones. */
 static void pair_rows(struct model *model, int32_t layer) {
     const struct kernels *k = model->kernels;
-    const struct step_memory *m = &model->step;
+    const struct step_memory *m = &model->lane->step;
     const struct row_copy *copies = m->row_copies + (int64_t)model->ratio2_slot[layer] * m->row_copies_most;
-    k->copy_rows(model->stream, copies, m->pair_copies, model->config->head_dim);
-    k->copy_rows(model->stream, copies + m->pair_copies, m->open_copies, model->config->head_dim);
+    k->copy_rows(model->lane->stream, copies, m->pair_copies, model->config->head_dim);
+    k->copy_rows(model->lane->stream, copies + m->pair_copies, m->open_copies, model->config->head_dim);
 }
 
 /* Compressed rows and index keys of a kv source, for the groups that the lower set completes. x [tokens, D]: normed input. */
 static void compress(struct model *model, int32_t layer, const float *x, int32_t groups) {
     const struct model_config *c = model->config;
     const struct kernels *k = model->kernels;
-    struct step_memory *m = &model->step;
+    struct step_memory *m = &model->lane->step;
     const struct compressor_weights *w = &model->layers[layer].compressor;
     struct rows in = plain_rows(x, c->hidden_size);
     const int32_t *sequence = m->lower.sequence, *row = m->lower.position, *position = m->lower.position;
@@ -253,7 +253,7 @@ static void compress(struct model *model, int32_t layer, const float *x, int32_t
         pair_rows(model, layer);
         if (!groups)
             return;
-        k->compress_pairs(model->stream, m->pair_kv, m->pair_gate, groups, c->head_dim, m->latent);
+        k->compress_pairs(model->lane->stream, m->pair_kv, m->pair_gate, groups, c->head_dim, m->latent);
         sequence = m->group_sequence;
         row = m->group_row;
         position = m->group_position;
@@ -262,34 +262,35 @@ static void compress(struct model *model, int32_t layer, const float *x, int32_t
         groups = m->lower.tokens;
     }
     struct block_tables tables = global_tables(model);
-    k->rms_norm(model->stream, kv, groups, c->head_dim, w->norm, c->rms_norm_eps, m->latent);
+    k->rms_norm(model->lane->stream, kv, groups, c->head_dim, w->norm, c->rms_norm_eps, m->latent);
     struct rows latent = plain_rows(m->latent, c->head_dim);
     linear(model, &latent, groups, &w->wk, m->key);
-    k->rms_norm(model->stream, m->key, groups, c->index_head_dim, w->k_norm, c->rms_norm_eps, m->key);
-    k->rotate(model->stream, m->key, position, groups, 1, c->index_head_dim, &model->long_rope, false);
-    k->store_rows(
-        model->stream, m->key, groups, sequence, row, m->write_floor, &model->kv.index_key[layer], &tables);
-    k->rotate(model->stream, m->latent, position, groups, 1, c->head_dim, &model->long_rope, false);
-    k->store_rows(
-        model->stream, m->latent, groups, sequence, row, m->write_floor, &model->kv.latent[layer], &tables);
+    k->rms_norm(model->lane->stream, m->key, groups, c->index_head_dim, w->k_norm, c->rms_norm_eps, m->key);
+    k->rotate(model->lane->stream, m->key, position, groups, 1, c->index_head_dim, &model->long_rope, false);
+    k->store_rows(model->lane->stream, m->key, groups, sequence, row, m->write_floor,
+        &model->kv.index_key[layer], &tables);
+    k->rotate(model->lane->stream, m->latent, position, groups, 1, c->head_dim, &model->long_rope, false);
+    k->store_rows(model->lane->stream, m->latent, groups, sequence, row, m->write_floor,
+        &model->kv.latent[layer], &tables);
 }
 
 /* Normed and encoded input of a layer's attention in x and x_rows, and its window rows in their blocks. */
 static void write_window(struct model *model, int32_t layer, const struct token_set *set) {
     const struct model_config *c = model->config;
     const struct kernels *k = model->kernels;
-    struct step_memory *m = &model->step;
+    struct step_memory *m = &model->lane->step;
     const struct layer_weights *w = &model->layers[layer];
     struct block_tables tables = window_tables(model);
     (void)stopwatch_switch(WORK_MIXES);
-    k->collapse_norm(model->stream, set->streams, set->pre, set->tokens, c->hc_mult, c->hidden_size,
+    k->collapse_norm(model->lane->stream, set->streams, set->pre, set->tokens, c->hc_mult, c->hidden_size,
         w->attn_norm, c->rms_norm_eps, m->x);
     (void)stopwatch_switch(WORK_ATTENTION_PRODUCTS);
-    k->encode(model->stream, m->x, set->tokens, &m->x_rows);
+    k->encode(model->lane->stream, m->x, set->tokens, &m->x_rows);
     linear(model, &m->x_rows, set->tokens, &w->wkv, m->kv);
-    k->rms_norm(model->stream, m->kv, set->tokens, c->head_dim, w->kv_norm, c->rms_norm_eps, m->kv);
-    k->rotate(model->stream, m->kv, set->position, set->tokens, 1, c->head_dim, rope_of(model, layer), false);
-    k->store_rows(model->stream, m->kv, set->tokens, set->sequence, set->position, m->no_floor,
+    k->rms_norm(model->lane->stream, m->kv, set->tokens, c->head_dim, w->kv_norm, c->rms_norm_eps, m->kv);
+    k->rotate(
+        model->lane->stream, m->kv, set->position, set->tokens, 1, c->head_dim, rope_of(model, layer), false);
+    k->store_rows(model->lane->stream, m->kv, set->tokens, set->sequence, set->position, m->no_floor,
         &model->kv.window[layer], &tables);
 }
 
@@ -298,16 +299,16 @@ static void write_window(struct model *model, int32_t layer, const struct token_
 static void choose(struct model *model, int32_t layer, const struct token_set *set) {
     const struct model_config *c = model->config;
     const struct kernels *k = model->kernels;
-    struct step_memory *m = &model->step;
+    struct step_memory *m = &model->lane->step;
     const struct indexer_weights *w = &model->layers[layer].indexer;
     struct rows in = plain_rows(m->x, c->hidden_size);
     struct block_tables tables = global_tables(model);
     (void)stopwatch_switch(WORK_INDEX);
     linear(model, &m->latent_q_rows, set->tokens, &w->wq_b, m->index_q);
-    k->rotate(model->stream, m->index_q, set->position, set->tokens, c->index_n_heads, c->index_head_dim,
-        &model->long_rope, false);
-    k->round(
-        model->stream, m->index_q, set->tokens * c->index_n_heads, c->index_head_dim, model->key_encoding);
+    k->rotate(model->lane->stream, m->index_q, set->position, set->tokens, c->index_n_heads,
+        c->index_head_dim, &model->long_rope, false);
+    k->round(model->lane->stream, m->index_q, set->tokens * c->index_n_heads, c->index_head_dim,
+        model->key_encoding);
     linear(model, &in, set->tokens, &w->weights_proj, m->index_weight);
     int32_t source = c->candidate_source_layer_id;
     struct index_choice choice = {.ratio = c->compress_ratios[layer],
@@ -318,51 +319,52 @@ static void choose(struct model *model, int32_t layer, const struct token_set *s
         .use_candidates = source >= 0 && layer > source,
         .block_size = c->candidate_block_size,
         .block_limit = c->candidate_topk_blocks};
-    k->choose(model->stream, m->index_q, m->index_weight, set->tokens, set->sequence, set->position, &choice,
-        &model->kv.index_key[model->kv.source_of[layer]], &tables, m->candidates, m->chosen);
+    k->choose(model->lane->stream, m->index_q, m->index_weight, set->tokens, set->sequence, set->position,
+        &choice, &model->kv.index_key[model->kv.source_of[layer]], &tables, m->candidates, m->chosen);
 }
 
 /* Attention of the tokens whose input write_window left in x and x_rows: result in sublayer. */
 static void attention(struct model *model, int32_t layer, const struct token_set *set) {
     const struct model_config *c = model->config;
     const struct kernels *k = model->kernels;
-    struct step_memory *m = &model->step;
+    struct step_memory *m = &model->lane->step;
     const struct layer_weights *w = &model->layers[layer];
     const struct rope *rope = rope_of(model, layer);
     int32_t source = model->kv.source_of[layer], tokens = set->tokens, heads = c->num_attention_heads;
     (void)stopwatch_switch(WORK_ATTENTION_PRODUCTS);
     linear(model, &m->x_rows, tokens, &w->wq_a, m->latent_q);
-    k->rms_norm(model->stream, m->latent_q, tokens, c->q_lora_rank, w->q_norm, c->rms_norm_eps, m->latent_q);
-    k->encode(model->stream, m->latent_q, tokens, &m->latent_q_rows);
+    k->rms_norm(
+        model->lane->stream, m->latent_q, tokens, c->q_lora_rank, w->q_norm, c->rms_norm_eps, m->latent_q);
+    k->encode(model->lane->stream, m->latent_q, tokens, &m->latent_q_rows);
     linear(model, &m->latent_q_rows, tokens, &w->wq_b, m->q);
-    k->rotate(model->stream, m->q, set->position, tokens, heads, c->head_dim, rope, false);
+    k->rotate(model->lane->stream, m->q, set->position, tokens, heads, c->head_dim, rope, false);
     if (c->is_index_source[layer])
         choose(model, layer, set);
     struct block_tables windows = window_tables(model), globals = global_tables(model);
     (void)stopwatch_switch(WORK_ATTENTION);
-    k->attend(model->stream, m->q, tokens, heads, set->sequence, set->position,
+    k->attend(model->lane->stream, m->q, tokens, heads, set->sequence, set->position,
         layer > c->last_kv_source ? set->visible_from_upper : set->visible_from, &model->kv.window[layer],
         &windows, source >= 0 ? &model->kv.latent[source] : NULL, &globals, m->chosen, c->index_topk,
         w->attn_sink, m->attended);
     (void)stopwatch_switch(WORK_ATTENTION_PRODUCTS);
-    k->rotate(model->stream, m->attended, set->position, tokens, heads, c->head_dim, rope, true);
-    k->grouped_product(model->stream, m->attended, tokens, c->o_groups, &w->wo_a, m->grouped);
-    k->encode(model->stream, m->grouped, tokens, &m->grouped_rows);
+    k->rotate(model->lane->stream, m->attended, set->position, tokens, heads, c->head_dim, rope, true);
+    k->grouped_product(model->lane->stream, m->attended, tokens, c->o_groups, &w->wo_a, m->grouped);
+    k->encode(model->lane->stream, m->grouped, tokens, &m->grouped_rows);
     linear(model, &m->grouped_rows, tokens, &w->wo_b, m->sublayer);
 }
 
 static void mix(struct model *model, const struct mix_weights *w, const struct token_set *set, float *pre) {
     const struct model_config *c = model->config;
-    struct step_memory *m = &model->step;
-    model->kernels->mix(model->stream, set->streams, set->tokens, c->hc_mult, c->hidden_size, &w->fn, w->base,
-        w->scale, c->hc_sinkhorn_iters, c->hc_eps, c->rms_norm_eps, pre, m->post, m->comb);
+    struct step_memory *m = &model->lane->step;
+    model->kernels->mix(model->lane->stream, set->streams, set->tokens, c->hc_mult, c->hidden_size, &w->fn,
+        w->base, w->scale, c->hc_sinkhorn_iters, c->hc_eps, c->rms_norm_eps, pre, m->post, m->comb);
 }
 
 static void expand(struct model *model, const struct token_set *set) {
     const struct model_config *c = model->config;
-    struct step_memory *m = &model->step;
-    model->kernels->expand(
-        model->stream, m->sublayer, m->post, m->comb, set->tokens, c->hc_mult, c->hidden_size, set->streams);
+    struct step_memory *m = &model->lane->step;
+    model->kernels->expand(model->lane->stream, m->sublayer, m->post, m->comb, set->tokens, c->hc_mult,
+        c->hidden_size, set->streams);
 }
 
 /* Attention and experts of a layer whose window rows are written. A sublayer collapses the streams with the mix that the one
@@ -370,17 +372,17 @@ static void expand(struct model *model, const struct token_set *set) {
 static enum result run_block(struct model *model, int32_t layer, const struct token_set *set) {
     const struct model_config *c = model->config;
     const struct kernels *k = model->kernels;
-    struct step_memory *m = &model->step;
+    struct step_memory *m = &model->lane->step;
     const struct layer_weights *w = &model->layers[layer];
     if (set->tokens) {
         attention(model, layer, set);
         (void)stopwatch_switch(WORK_MIXES);
         mix(model, &w->hc_attn, set, set->pre);
         expand(model, set);
-        k->collapse_norm(model->stream, set->streams, set->pre, set->tokens, c->hc_mult, c->hidden_size,
+        k->collapse_norm(model->lane->stream, set->streams, set->pre, set->tokens, c->hc_mult, c->hidden_size,
             w->ffn_norm, c->rms_norm_eps, m->x);
         mix(model, &w->hc_ffn, set, set->pre);
-        k->encode(model->stream, m->x, set->tokens, &m->x_rows);
+        k->encode(model->lane->stream, m->x, set->tokens, &m->x_rows);
     }
     TRY(moe_run(model, w, m->x, &m->x_rows, set->is_image, set->tokens, m->sublayer));
     (void)stopwatch_switch(WORK_MIXES);
@@ -396,13 +398,13 @@ static void copy_streams(struct model *model, float *to_streams, float *to_pre, 
     const float *pre, int32_t n) {
     const struct model_config *c = model->config;
     size_t row = (size_t)c->hc_mult * sizeof(float);
-    model->kernels->copy(model->stream, to_streams, streams, row * (size_t)c->hidden_size * (size_t)n);
-    model->kernels->copy(model->stream, to_pre, pre, row * (size_t)n);
+    model->kernels->copy(model->lane->stream, to_streams, streams, row * (size_t)c->hidden_size * (size_t)n);
+    model->kernels->copy(model->lane->stream, to_pre, pre, row * (size_t)n);
 }
 
 /* Keeps the newest `tail` of the held and the span's tokens for the steps to come. */
 static enum result hold_tail(struct model *model, const struct span *span, int32_t lower_at) {
-    struct step_memory *m = &model->step;
+    struct step_memory *m = &model->lane->step;
     struct sequence *s = span->sequence;
     int64_t pre = model->config->hc_mult, row = pre * model->config->hidden_size;
     int32_t fresh = span->count < span->tail ? span->count : span->tail;
@@ -426,7 +428,7 @@ static enum result hold_tail(struct model *model, const struct span *span, int32
 
 /* Streams of the upper set: the lower set's own when no span has a tail, else gathered from it and from what was held. */
 static enum result gather_upper(struct model *model, const struct span *spans, int32_t count, bool any_tail) {
-    struct step_memory *m = &model->step;
+    struct step_memory *m = &model->lane->step;
     if (!any_tail) {
         m->upper.streams = m->lower.streams;
         m->upper.pre = m->lower.pre;
@@ -464,7 +466,7 @@ static enum result gather_upper(struct model *model, const struct span *spans, i
 
 /* Replaces the inputs of image tokens by their embeddings. */
 static void put_embeddings(struct model *model, const struct span *spans, int32_t count) {
-    const struct step_memory *m = &model->step;
+    const struct step_memory *m = &model->lane->step;
     int64_t hidden = model->config->hidden_size;
     int32_t at = 0;
     for (int32_t i = 0; i < count; at += spans[i++].count) {
@@ -485,14 +487,14 @@ static enum result trace(
 static enum result run_lower(struct model *model, const struct span *spans, int32_t count, int32_t groups) {
     const struct model_config *c = model->config;
     const struct kernels *k = model->kernels;
-    struct step_memory *m = &model->step;
+    struct step_memory *m = &model->lane->step;
     int32_t split = model->split_layer, slot = 0;
     if (m->lower.tokens) {
         (void)stopwatch_switch(WORK_EMBED);
-        k->embed(model->stream, &model->embed, m->ids, m->lower.tokens, m->x);
+        k->embed(model->lane->stream, &model->embed, m->ids, m->lower.tokens, m->x);
         put_embeddings(model, spans, count);
-        k->start_streams(
-            model->stream, m->x, m->lower.tokens, c->hc_mult, c->hidden_size, m->lower.streams, m->lower.pre);
+        k->start_streams(model->lane->stream, m->x, m->lower.tokens, c->hc_mult, c->hidden_size,
+            m->lower.streams, m->lower.pre);
     }
     for (int32_t l = 0; l <= split; l++) {
         if (slot < c->engram_layers && c->engram_layer_ids[slot] == l) {
@@ -517,7 +519,7 @@ static enum result run_lower(struct model *model, const struct span *spans, int3
 static enum result run_upper(struct model *model, bool any_tail) {
     const struct model_config *c = model->config;
     const struct kernels *k = model->kernels;
-    struct step_memory *m = &model->step;
+    struct step_memory *m = &model->lane->step;
     for (int32_t l = model->split_layer; l < c->num_hidden_layers; l++) {
         if (l > model->split_layer)
             TRY(trace(model, TRACE_LAYER_IN, l, &m->upper));
@@ -525,9 +527,9 @@ static enum result run_upper(struct model *model, bool any_tail) {
             write_window(model, l, &m->upper);
         } else if (m->upper.tokens && any_tail) {
             const struct layer_weights *w = &model->layers[l];
-            k->collapse_norm(model->stream, m->upper.streams, m->upper.pre, m->upper.tokens, c->hc_mult,
+            k->collapse_norm(model->lane->stream, m->upper.streams, m->upper.pre, m->upper.tokens, c->hc_mult,
                 c->hidden_size, w->attn_norm, c->rms_norm_eps, m->x);
-            k->encode(model->stream, m->x, m->upper.tokens, &m->x_rows);
+            k->encode(model->lane->stream, m->x, m->upper.tokens, &m->x_rows);
         }
         TRY(run_block(model, l, &m->upper));
         TRY(trace(model, TRACE_LAYER_OUT, l, &m->upper));
@@ -535,40 +537,39 @@ static enum result run_upper(struct model *model, bool any_tail) {
     return OK;
 }
 
+/* logits: device memory; NULL: into the lane's own. */
 static enum result read_logits(struct model *model, const struct span *spans, int32_t count, float *logits) {
     const struct model_config *c = model->config;
     const struct kernels *k = model->kernels;
-    struct step_memory *m = &model->step;
+    struct step_memory *m = &model->lane->step;
     if (!m->upper.tokens)
         return OK;
     (void)stopwatch_switch(WORK_LOGITS);
-    k->collapse_norm(model->stream, m->upper.streams, m->upper.pre, m->upper.tokens, c->hc_mult,
+    k->collapse_norm(model->lane->stream, m->upper.streams, m->upper.pre, m->upper.tokens, c->hc_mult,
         c->hidden_size, model->final_norm, c->rms_norm_eps, m->x);
     int64_t from = 0, wanted = 0, hidden = c->hidden_size;
     for (int32_t i = 0; i < count; i++) {
         from += span_upper_tokens(&spans[i]);
         int32_t n = spans[i].logits;
         if (n)
-            k->copy(model->stream, m->logit_hidden + wanted * hidden, m->x + (from - n) * hidden,
+            k->copy(model->lane->stream, m->logit_hidden + wanted * hidden, m->x + (from - n) * hidden,
                 (size_t)n * (size_t)hidden * sizeof(float));
         wanted += n;
     }
     if (!wanted)
         return OK;
-    size_t bytes = (size_t)wanted * (size_t)c->vocab_size * sizeof(float);
     struct rows in = plain_rows(m->logit_hidden, c->hidden_size);
-    if (k->shares_host_memory) {
-        linear(model, &in, (int32_t)wanted, &model->head, logits);
-    } else {
-        TRY(grow_device(model, &m->logits, &m->logits_bytes, (int64_t)bytes));
-        linear(model, &in, (int32_t)wanted, &model->head, m->logits);
-        k->copy_out(model->stream, logits, m->logits, bytes);
+    if (!logits) {
+        int64_t bytes = wanted * c->vocab_size * (int64_t)sizeof(float);
+        TRY(grow_device(model, &m->logits, &m->logits_bytes, bytes));
+        logits = m->logits;
     }
-    return k->synchronize(model->stream);
+    linear(model, &in, (int32_t)wanted, &model->head, logits);
+    return OK;
 }
 
 static enum result run_layers(struct model *model, const struct span *spans, int32_t count, float *logits) {
-    struct step_memory *m = &model->step;
+    struct step_memory *m = &model->lane->step;
     int32_t groups = 0;
     bool any_tail = false;
     for (int32_t i = 0; i < count; i++)
@@ -598,14 +599,50 @@ static void advance_sequences(struct model *model, const struct span *spans, int
     }
 }
 
-MUST_CHECK enum result model_step(
-    struct model *model, const struct span *spans, int32_t count, float *logits) {
+int32_t model_lanes(const struct model *model) {
+    return model->lane_count;
+}
+
+static enum result begin_step(
+    struct model *model, int32_t lane, const struct span *spans, int32_t count, float *logits) {
+    struct lane *own = &model->lanes[lane];
+    if (own->in_flight)
+        return fail(ERROR_INTERNAL, "a step was begun while the lane's last one was on its way");
     TRY(check_spans(model, spans, count));
     enum work_part before = stopwatch_switch(WORK_SCHEDULING);
+    model->lane = own;
+    memcpy(own->spans, spans, sizeof *spans * (size_t)count);
+    own->span_count = count;
+    own->in_flight = true;
     enum result status = run_layers(model, spans, count, logits);
-    (void)stopwatch_switch(WORK_SCHEDULING);
-    if (status == OK)
-        advance_sequences(model, spans, count);
     (void)stopwatch_switch(before);
     return status;
+}
+
+enum result model_step_begin(struct model *model, int32_t lane, const struct span *spans, int32_t count) {
+    return begin_step(model, lane, spans, count, NULL);
+}
+
+enum result model_step_end(struct model *model, int32_t lane) {
+    struct lane *own = &model->lanes[lane];
+    enum work_part before = stopwatch_switch(WORK_WAITING);
+    enum result status = model->kernels->synchronize(own->stream);
+    (void)stopwatch_switch(WORK_SCHEDULING);
+    own->in_flight = false;
+    if (status == OK)
+        advance_sequences(model, own->spans, own->span_count);
+    (void)stopwatch_switch(before);
+    return status;
+}
+
+enum result model_step(struct model *model, const struct span *spans, int32_t count, float *logits) {
+    const struct kernels *k = model->kernels;
+    TRY(begin_step(model, 0, spans, count, k->shares_host_memory ? logits : NULL));
+    int64_t rows = 0;
+    for (int32_t i = 0; i < count; i++)
+        rows += spans[i].logits;
+    if (rows && !k->shares_host_memory)
+        k->copy_out(model->lane->stream, logits, model->lane->step.logits,
+            sizeof(float) * (size_t)rows * (size_t)model->config->vocab_size);
+    return model_step_end(model, 0);
 }

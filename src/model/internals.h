@@ -143,9 +143,11 @@ struct step_memory {
     int32_t *expert_id;
     float *gate, *up, *shared;
     float *found, *engram_kv;
-    float *logit_hidden; /* [tokens, D]: hidden rows whose logits are wanted */
-    float *logits;       /* grown on demand */
-    int64_t logits_bytes;
+    float *logit_hidden;      /* [tokens, D]: hidden rows whose logits are wanted */
+    float *logits;            /* this and the next two: grown on demand */
+    struct sample_row *draws; /* with their adjustments behind them */
+    struct sample_result *drawn;
+    int64_t logits_bytes, draws_bytes, drawn_bytes;
     /* Where device memory is not host memory: arrivals of the exchange, their lists, their outputs and those of the step's
      * tokens with their places. All but the last grow on demand. */
     void *arrived;
@@ -168,6 +170,19 @@ struct step_memory {
     int32_t *compressed_ids; /* of one span, history in front */
 };
 
+/* One batch on its way through the model: its order of work, memory and exchange. A device has two, so that the host prepares one
+ * step, and its ranks exchange rows, while the other computes. */
+struct lane {
+    struct stream *stream;
+    struct step_memory step;
+    struct exchange *exchange;
+    struct span *spans; /* [step_sequences]: of the step on its way */
+    int32_t span_count;
+    bool in_flight;
+};
+
+enum { MOST_LANES = 2 };
+
 enum trace_point { TRACE_ENGRAM_IN, TRACE_LAYER_IN, TRACE_LAYER_OUT };
 
 struct model {
@@ -175,7 +190,9 @@ struct model {
     const struct model_config *config;
     struct model_options options;
     const struct kernels *kernels;
-    struct stream *stream;
+    struct stream *stream;                /* for work between steps, on sequences: waited for at once */
+    struct lane lanes[MOST_LANES], *lane; /* `lane`: the one whose step is being enqueued */
+    int32_t lane_count;
     enum row_encoding activation, window_encoding, latent_encoding, key_encoding;
     struct matrix embed, head;
     const void *final_norm;
@@ -185,8 +202,7 @@ struct model {
     struct engram_hash engram;
     struct kv_layout kv;
     struct block_pool *pool;
-    struct exchange *exchange;
-    struct step_memory step;
+    struct sampler **samplers; /* [kernels->threads], where the host samples */
     struct state_section *sections;
     int32_t section_count;
     int32_t split_layer; /* the last kv source, or the last layer when there is none: see forward.c */
@@ -196,6 +212,8 @@ struct model {
     void *trace_context;
     int32_t ratio2_sources;
     int32_t ratio2_slot[MOST_LAYERS]; /* index into a sequence's open_groups */
+    float **open_group_spares;        /* memory for open_groups that no sequence has now */
+    int32_t open_group_spare_count, open_group_spare_capacity;
     struct model_bytes bytes;
     void **allocations; /* all device memory of the step, released together */
     int32_t allocation_count, allocation_capacity;
@@ -217,9 +235,12 @@ void sequence_trim(struct model *model, struct sequence *sequence, int32_t keep_
 MUST_CHECK enum result sequence_hold(struct model *model, struct sequence *sequence, int32_t tokens);
 void sequence_release_waiting(struct model *model, struct sequence *sequence);
 
-/* step.c: sizes and allocates the step's memory. */
+/* step.c: sizes and allocates the memory of model->lane's steps. */
 MUST_CHECK enum result step_memory_create(struct model *model);
-void step_memory_free(struct model *model);
+void step_memory_free(struct model *model, struct step_memory *memory);
+
+/* draws.c */
+void samplers_free(struct model *model);
 
 /* experts.c: out[t] = shared expert + routed experts of x (and its encoded rows). Collective over the supernode. */
 MUST_CHECK enum result moe_run(struct model *model, const struct layer_weights *w, const float *x,

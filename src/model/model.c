@@ -1,4 +1,5 @@
 /* Placing a model's weights on this rank, and its memory. */
+#include "base/log.h"
 #include "model/internals.h"
 #include "model/rotary.h"
 
@@ -266,12 +267,39 @@ static enum result create_exchange(struct model *model) {
         .most_tokens = model->options.step_tokens,
         .row_bytes = row_bytes(model->activation, c->hidden_size),
         .columns = c->hidden_size};
-    return exchange_create(model->options.supernode, &options, &model->exchange);
+    return exchange_create(model->options.supernode, &options, &model->lane->exchange);
 }
 
 /* Of what a device has left when all else is allocated; the rest is for what grows, such as arrivals of the exchange. */
 static int64_t most_of(int64_t left) {
     return left / 10 * 8;
+}
+
+/* A device works on two batches in turn; the CPU's work is done when it is enqueued. */
+static enum result create_lanes(struct model *model) {
+    const struct kernels *k = model->kernels;
+    model->lane_count = k->shares_host_memory ? 1 : MOST_LANES;
+    for (int32_t i = 0; i < model->lane_count; i++) {
+        struct lane *lane = model->lane = &model->lanes[i];
+        lane->spans = calloc((size_t)model->options.step_sequences, sizeof *lane->spans);
+        if (!lane->spans)
+            return fail(ERROR_MEMORY, "out of memory for the sequences of a step");
+        TRY(k->stream_create(k, &lane->stream));
+        TRY(step_memory_create(model));
+        TRY(create_exchange(model));
+    }
+    model->lane = &model->lanes[0];
+    return OK;
+}
+
+static void free_lane(struct model *model, struct lane *lane) {
+    if (lane->stream && lane->in_flight && model->kernels->synchronize(lane->stream) != OK)
+        log_error("%s", failure_message());
+    exchange_free(lane->exchange);
+    step_memory_free(model, &lane->step);
+    if (lane->stream)
+        model->kernels->stream_free(model->kernels, lane->stream);
+    free(lane->spans);
 }
 
 static enum result create_pool(struct model *model) {
@@ -317,8 +345,7 @@ MUST_CHECK enum result model_create(
     if (c->engram_layers)
         engram_hash_prepare(&new->engram, c, checkpoint_engram_token_map(checkpoint)[c->engram_pad_token_id]);
     TRY_GOTO(status, place_layers(new), done);
-    TRY_GOTO(status, step_memory_create(new), done);
-    TRY_GOTO(status, create_exchange(new), done);
+    TRY_GOTO(status, create_lanes(new), done);
     TRY_GOTO(status, create_pool(new), done);
 done:
     if (status != OK) {
@@ -332,8 +359,10 @@ done:
 void model_free(struct model *model) {
     if (!model)
         return;
-    exchange_free(model->exchange);
-    step_memory_free(model);
+    for (int32_t i = 0; i < MOST_LANES; i++)
+        free_lane(model, &model->lanes[i]);
+    samplers_free(model);
+    free(model->open_group_spares);
     for (int32_t i = 0; i < model->allocation_count; i++)
         model->kernels->release(model->kernels, model->allocations[i]);
     free(model->allocations);

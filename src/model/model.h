@@ -6,6 +6,7 @@
 #include "cluster/collectives.h"
 #include "kernels/kernels.h"
 #include "model/checkpoint.h"
+#include "model/sampling.h"
 
 #include <stdbool.h> /* bool */
 #include <stdint.h>  /* int32_t, int64_t */
@@ -69,6 +70,31 @@ struct span {
  * (span_upper_tokens tells). Failure leaves the sequences of the step unusable. */
 MUST_CHECK enum result model_step(
     struct model *model, const struct span *spans, int32_t count, float *logits);
+
+/* The same in pieces, for as many steps at once as there are lanes: while one computes on the device, the host prepares another
+ * and hands out the outcomes of the one before. begin enqueues a step (the spans' token ids may change afterwards, the
+ * sequences may not), model_sample draws tokens from its logits, end waits for it and advances its sequences. A sequence
+ * is in one lane at a time. On the CPU there is one lane, and begin does the work. begin and end are collective as model_step
+ * is, all ranks with the same lane. */
+int32_t model_lanes(const struct model *model);
+MUST_CHECK enum result model_step_begin(
+    struct model *model, int32_t lane, const struct span *spans, int32_t count);
+MUST_CHECK enum result model_step_end(struct model *model, int32_t lane);
+
+/* A token to draw from row `row` of a step's logits: see sampler_choose. */
+struct token_draw {
+    int32_t row;
+    const struct sampling *sampling;
+    struct random_key key;
+    int64_t position;
+    const int32_t *generated; /* [generated_count] */
+    int32_t generated_count;
+};
+
+/* Draws tokens[i] for each of draws [count] after model_step_begin; waits for the lane's work. The same bits on every backend,
+ * given the same logits. *failed is the index of the draw that could not be made, if one could not. Local. */
+MUST_CHECK enum result model_sample(struct model *model, int32_t lane, const struct token_draw *draws,
+    int32_t count, struct sampled_token *tokens, int32_t *failed);
 
 /* Tokens the layers above the last kv source will run for this span. */
 int32_t span_upper_tokens(const struct span *span);

@@ -385,15 +385,19 @@ static void find_top(
         token->top_values[i] = (float)((double)values[i] - log_sum);
 }
 
+enum result fail_no_finite_logit(int64_t position) {
+    return fail(ERROR_INTERNAL,
+        "no logit of the token at position %lld is finite: the checkpoint's weights "
+        "or the computation are broken",
+        (long long)position);
+}
+
 enum result sampler_choose(struct sampler *sampler, const float *logits, const struct sampling *sampling,
     struct random_key key, int64_t position, const int32_t *generated, int32_t count,
     struct sampled_token *token) {
     double log_sum = logits_log_sum(logits, sampler->vocab_size);
     if (log_sum == -INFINITY)
-        return fail(ERROR_INTERNAL,
-            "no logit of the token at position %lld is finite: the checkpoint's weights "
-            "or the computation are broken",
-            (long long)position);
+        return fail_no_finite_logit(position);
     const float *chosen_from = logits;
     if (sampling->bias_count || sampling->presence_penalty != 0 || sampling->frequency_penalty != 0) {
         adjust_logits(sampler, logits, sampling, generated, count);

@@ -49,4 +49,7 @@ MUST_CHECK enum result sampler_choose(struct sampler *sampler, const float *logi
     const struct sampling *sampling, struct random_key key, int64_t position, const int32_t *generated,
     int32_t count, struct sampled_token *token);
 
+/* ERROR_INTERNAL: what is said of logits none of which is finite. */
+enum result fail_no_finite_logit(int64_t position);
+
 #endif

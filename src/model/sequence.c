@@ -177,18 +177,34 @@ static size_t open_groups_bytes(const struct model *model) {
     return (size_t)model->ratio2_sources * 2 * (size_t)model->config->head_dim * sizeof(float);
 }
 
+/* Memory for open groups comes from slabs and goes back to a list, for on a device each allocation waits for all its work. */
+static enum result take_open_groups(struct model *model, float **groups) {
+    enum { SLAB = 64 };
+    const size_t bytes = (open_groups_bytes(model) + 63) / 64 * 64;
+    if (!model->open_group_spare_count) {
+        int32_t capacity = model->open_group_spare_capacity + SLAB;
+        float **spares = realloc(model->open_group_spares, sizeof *spares * (size_t)capacity);
+        if (!spares)
+            return fail(ERROR_MEMORY, "out of memory for a sequence");
+        model->open_group_spares = spares;
+        uint8_t *slab = NULL;
+        TRY(model_allocate(model, SLAB * bytes, &slab));
+        model->open_group_spare_capacity = capacity;
+        for (int32_t i = 0; i < SLAB; i++)
+            spares[model->open_group_spare_count++] = (float *)(slab + (size_t)i * bytes);
+    }
+    *groups = model->open_group_spares[--model->open_group_spare_count];
+    return OK;
+}
+
 MUST_CHECK enum result sequence_create(struct model *model, struct sequence **sequence) {
     struct sequence *new = calloc(1, sizeof *new);
     if (!new)
         return fail(ERROR_MEMORY, "out of memory for a sequence");
-    if (model->ratio2_sources) {
-        void *memory = NULL;
-        enum result status = model->kernels->allocate(model->kernels, open_groups_bytes(model), &memory);
-        if (status != OK) {
-            free(new);
-            return status;
-        }
-        new->open_groups = memory;
+    enum result status = model->ratio2_sources ? take_open_groups(model, &new->open_groups) : OK;
+    if (status != OK) {
+        free(new);
+        return status;
     }
     *sequence = new;
     return OK;
@@ -204,7 +220,7 @@ void sequence_free(struct model *model, struct sequence *sequence) {
     free(sequence->global.blocks);
     free(sequence->window.blocks);
     if (sequence->open_groups)
-        model->kernels->release(model->kernels, sequence->open_groups);
+        model->open_group_spares[model->open_group_spare_count++] = sequence->open_groups;
     sequence_release_waiting(model, sequence);
     free(sequence);
 }
@@ -314,6 +330,7 @@ MUST_CHECK enum result sequence_fork(
         memcpy(new->waiting_image, original->waiting_image, (size_t)original->waiting);
         new->waiting = original->waiting;
     }
+    status = model->kernels->synchronize(model->stream);
 done:
     if (status != OK) {
         sequence_free(model, new);

@@ -38,7 +38,7 @@ static int64_t larger(int64_t a, int64_t b) {
 
 MUST_CHECK enum result step_memory_create(struct model *model) {
     const struct model_config *c = model->config;
-    struct step_memory *m = &model->step;
+    struct step_memory *m = &model->lane->step;
     int64_t tokens = model->options.step_tokens, sequences = model->options.step_sequences;
     int64_t streams = c->hc_mult, hidden = c->hidden_size, heads = c->num_attention_heads, dim = c->head_dim;
     int64_t k = c->num_experts_per_tok, inner = c->moe_intermediate_size;
@@ -145,8 +145,7 @@ MUST_CHECK enum result step_memory_create(struct model *model) {
     return allocate_host(host_engram, (int32_t)(sizeof host_engram / sizeof *host_engram));
 }
 
-void step_memory_free(struct model *model) {
-    struct step_memory *m = &model->step;
+void step_memory_free(struct model *model, struct step_memory *m) {
     for (int i = 0; i < HOST_ARRAYS; i++)
         free(m->host_i32[i]);
     free(m->host_image);
@@ -161,14 +160,8 @@ void step_memory_free(struct model *model) {
     free(m->engram_wanted);
     free(m->engram_packed);
     free(m->compressed_ids);
-    if (m->arrived)
-        model->kernels->release(model->kernels, m->arrived);
-    if (m->pair_lists)
-        model->kernels->release(model->kernels, m->pair_lists);
-    if (m->pair_out)
-        model->kernels->release(model->kernels, m->pair_out);
-    if (m->routed)
-        model->kernels->release(model->kernels, m->routed);
-    if (m->logits)
-        model->kernels->release(model->kernels, m->logits);
+    void *grown[] = {m->arrived, m->pair_lists, m->pair_out, m->routed, m->logits, m->draws, m->drawn};
+    for (size_t i = 0; i < sizeof grown / sizeof *grown; i++)
+        if (grown[i])
+            model->kernels->release(model->kernels, grown[i]);
 }

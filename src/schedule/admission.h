@@ -21,6 +21,7 @@ struct active_request {
     float *embeddings;       /* of the prompt's image tokens, NULL when it has none or has run */
     int64_t embeddings_done; /* image tokens run */
     bool decoding;           /* the choices' first tokens are there */
+    bool prompt_in_step;     /* a part of the prompt is in a step on its way */
     int32_t choice_count, unfinished;
     struct choice *choices; /* [choice_count] */
     int64_t blocks_each;    /* reserved for each unfinished choice */

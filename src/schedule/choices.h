@@ -31,6 +31,7 @@ struct choice {
     int32_t *top_ids;   /* [count, top_logprobs] */
     float *top_values;  /* [count, top_logprobs] */
     bool finished;
+    bool in_step; /* its next token is being made by a step on its way */
     enum finish_reason finish;
     enum stop_cause cause;
     int32_t stop_index;

@@ -1,20 +1,17 @@
 #include "schedule/engine.h"
 
+#include "base/log.h"
 #include "base/signals.h"
 #include "base/stopwatch.h"
-#include "model/sampling.h"
 #include "schedule/admission.h"
 #include "schedule/choices.h"
 
-#include <omp.h>    /* omp_get_thread_num */
 #include <stdlib.h> /* calloc, realloc */
 
-/* A token to be sampled after the step: which choice, from which row of logits. */
+/* A token to be sampled after the step: for which choice. */
 struct draw {
     struct active_request *active;
-    int32_t choice, row;
-    enum result status;
-    struct sampled_token token;
+    int32_t choice;
 };
 
 /* The part of a request in a step. */
@@ -23,20 +20,29 @@ struct span_use {
     int32_t choice; /* -1: its prompt */
 };
 
+/* A step: being made, or on its way through one of the model's lanes. */
+struct engine_step {
+    int32_t lane;
+    bool in_flight;
+    int32_t span_count;
+    struct span *spans;    /* [most_spans] */
+    struct span_use *uses; /* [most_spans] */
+    int32_t draw_count, draw_capacity;
+    struct draw *draws;             /* [draw_capacity], as the next two */
+    struct token_draw *token_draws; /* what the model is asked for */
+    struct sampled_token *tokens;
+};
+
+enum { MOST_STEPS = 2 };
+
 struct engine {
     const struct engine_options *options;
     const struct engine_sink *sink;
     struct engine_counts own, world;
     struct admission admission;
     int32_t most_spans;
-    int32_t span_count;
-    struct span *spans;    /* [most_spans] */
-    struct span_use *uses; /* [most_spans] */
-    float *logits;         /* [most_spans, vocab_size]: every span wants one row at most */
-    struct draw *draws;    /* [draw_capacity] */
-    int32_t draw_count, draw_capacity;
-    int32_t threads;
-    struct sampler **samplers; /* [threads] */
+    int32_t lanes;
+    struct engine_step steps[MOST_STEPS], *step; /* `step`: the one that is worked on */
 };
 
 /* ---- life ---- */
@@ -61,32 +67,36 @@ static enum result engine_begin(struct engine *engine, const struct engine_optio
     admission_begin(&engine->admission, options, source, sink, &engine->own);
     TRY(check_options(options, engine->admission.tail));
     const struct model_options *of_model = model_options(options->model);
-    size_t vocab_size = (size_t)model_config(options->model)->vocab_size;
     engine->most_spans =
         options->step_tokens < of_model->step_sequences ? options->step_tokens : of_model->step_sequences;
-    engine->threads = options->ranks->threads;
+    engine->lanes = model_lanes(options->model);
+    if (engine->lanes > MOST_STEPS)
+        engine->lanes = MOST_STEPS;
     size_t spans = (size_t)engine->most_spans;
-    engine->spans = calloc(spans, sizeof *engine->spans);
-    engine->uses = calloc(spans, sizeof *engine->uses);
-    engine->logits = malloc(spans * vocab_size * sizeof *engine->logits);
-    engine->samplers = calloc((size_t)engine->threads, sizeof(struct sampler *));
-    if (!engine->spans || !engine->uses || !engine->logits || !engine->samplers)
-        return fail(ERROR_MEMORY, "out of memory for the logits of %zu sequences (%.1f MiB): lower --batch",
-            spans, (double)(spans * vocab_size * sizeof *engine->logits) / 1048576);
-    for (int32_t i = 0; i < engine->threads; i++)
-        TRY(sampler_create((int32_t)vocab_size, &engine->samplers[i]));
+    for (int32_t i = 0; i < engine->lanes; i++) {
+        struct engine_step *step = &engine->steps[i];
+        step->lane = i;
+        step->spans = calloc(spans, sizeof *step->spans);
+        step->uses = calloc(spans, sizeof *step->uses);
+        if (!step->spans || !step->uses)
+            return fail(ERROR_MEMORY, "out of memory for a step of %zu sequences: lower --batch", spans);
+    }
     return OK;
 }
 
 static void engine_end(struct engine *engine) {
+    for (int32_t i = 0; i < engine->lanes; i++) {
+        struct engine_step *step = &engine->steps[i];
+        /* After a failure: what it computes is dropped, but its memory must not go while it runs. */
+        if (step->in_flight && model_step_end(engine->options->model, step->lane) != OK)
+            log_error("%s", failure_message());
+        free(step->spans);
+        free(step->uses);
+        free(step->draws);
+        free(step->token_draws);
+        free(step->tokens);
+    }
     admission_end(&engine->admission);
-    for (int32_t i = 0; engine->samplers && i < engine->threads; i++)
-        sampler_free(engine->samplers[i]);
-    free(engine->samplers);
-    free(engine->draws);
-    free(engine->logits);
-    free(engine->uses);
-    free(engine->spans);
 }
 
 /* ---- making a step ---- */
@@ -99,21 +109,31 @@ struct step_room {
 
 static void add_span(struct engine *engine, struct step_room *room, const struct span *span,
     struct active_request *active, int32_t choice) {
+    struct engine_step *step = engine->step;
     room->tokens -= span->count;
     room->upper -= span_upper_tokens(span);
-    engine->spans[engine->span_count] = *span;
-    engine->uses[engine->span_count] = (struct span_use){active, choice};
-    engine->span_count++;
+    step->spans[step->span_count] = *span;
+    step->uses[step->span_count] = (struct span_use){active, choice};
+    step->span_count++;
+    *(choice < 0 ? &active->prompt_in_step : &active->choices[choice].in_step) = true;
+}
+
+static void release_spans(struct engine_step *step) {
+    for (int32_t i = 0; i < step->span_count; i++) {
+        struct active_request *active = step->uses[i].active;
+        int32_t choice = step->uses[i].choice;
+        *(choice < 0 ? &active->prompt_in_step : &active->choices[choice].in_step) = false;
+    }
 }
 
 static void add_decoding(struct engine *engine, struct step_room *room) {
-    int32_t left = engine->options->batch;
+    int32_t left = (engine->options->batch + engine->lanes - 1) / engine->lanes;
     for (struct active_request *active = engine->admission.first; active; active = active->next) {
         for (int32_t i = 0; active->decoding && i < active->choice_count; i++) {
             struct choice *choice = &active->choices[i];
-            if (choice->finished)
+            if (choice->finished || choice->in_step)
                 continue;
-            if (left == 0 || room->tokens == 0 || engine->span_count == engine->most_spans)
+            if (left == 0 || room->tokens == 0 || engine->step->span_count == engine->most_spans)
                 return;
             const struct span span = {.sequence = choice->sequence,
                 .ids = &choice->token_ids[choice->count - 1],
@@ -151,9 +171,9 @@ static bool cut_chunk(const struct engine *engine, const struct active_request *
 
 static void add_prompts(struct engine *engine, struct step_room *room) {
     for (struct active_request *active = engine->admission.first; active; active = active->next) {
-        if (active->decoding)
+        if (active->decoding || active->prompt_in_step)
             continue;
-        if (room->tokens == 0 || engine->span_count == engine->most_spans)
+        if (room->tokens == 0 || engine->step->span_count == engine->most_spans)
             return;
         struct span span;
         if (cut_chunk(engine, active, *room, &span))
@@ -163,7 +183,7 @@ static void add_prompts(struct engine *engine, struct step_room *room) {
 
 static enum result prepare_step(struct engine *engine) {
     TRY(admission_fill(&engine->admission));
-    engine->span_count = 0;
+    engine->step->span_count = 0;
     struct step_room room = {engine->options->step_tokens, engine->options->step_tokens};
     add_decoding(engine, &room);
     add_prompts(engine, &room);
@@ -172,17 +192,36 @@ static enum result prepare_step(struct engine *engine) {
 
 /* ---- after a step ---- */
 
+static enum result grow_draws(struct engine_step *step) {
+    size_t capacity = step->draw_capacity ? 2 * (size_t)step->draw_capacity : 64;
+    struct draw *draws = realloc(step->draws, capacity * sizeof *draws);
+    if (draws)
+        step->draws = draws;
+    struct token_draw *token_draws = realloc(step->token_draws, capacity * sizeof *token_draws);
+    if (token_draws)
+        step->token_draws = token_draws;
+    struct sampled_token *tokens = realloc(step->tokens, capacity * sizeof *tokens);
+    if (tokens)
+        step->tokens = tokens;
+    if (!draws || !token_draws || !tokens)
+        return fail(ERROR_MEMORY, "out of memory for sampling %zu tokens in a step", capacity);
+    step->draw_capacity = (int32_t)capacity;
+    return OK;
+}
+
 static enum result add_draw(
-    struct engine *engine, struct active_request *active, int32_t choice, int32_t row) {
-    if (engine->draw_count == engine->draw_capacity) {
-        int32_t capacity = engine->draw_capacity ? 2 * engine->draw_capacity : 64;
-        struct draw *grown = realloc(engine->draws, (size_t)capacity * sizeof *grown);
-        if (!grown)
-            return fail(ERROR_MEMORY, "out of memory for sampling %d tokens in a step", capacity);
-        engine->draws = grown;
-        engine->draw_capacity = capacity;
-    }
-    engine->draws[engine->draw_count++] = (struct draw){.active = active, .choice = choice, .row = row};
+    struct engine *engine, struct active_request *active, int32_t index, int32_t row) {
+    struct engine_step *step = engine->step;
+    if (step->draw_count == step->draw_capacity)
+        TRY(grow_draws(step));
+    const struct choice *choice = &active->choices[index];
+    step->draws[step->draw_count] = (struct draw){active, index};
+    step->token_draws[step->draw_count++] = (struct token_draw){.row = row,
+        .sampling = &active->request->sampling,
+        .key = choice->key,
+        .position = (int64_t)active->request->token_count + choice->count,
+        .generated = choice->token_ids,
+        .generated_count = choice->count};
     return OK;
 }
 
@@ -202,13 +241,14 @@ static void advance_prompt(struct engine *engine, struct active_request *active,
 
 /* Counts what the step ran and lists the tokens to sample. */
 static enum result list_draws(struct engine *engine) {
-    engine->draw_count = 0;
+    struct engine_step *step = engine->step;
+    step->draw_count = 0;
     int32_t row = 0;
-    for (int32_t i = 0; i < engine->span_count; i++) {
-        const struct span *span = &engine->spans[i];
-        struct active_request *active = engine->uses[i].active;
-        if (engine->uses[i].choice >= 0) {
-            TRY(add_draw(engine, active, engine->uses[i].choice, row++));
+    for (int32_t i = 0; i < step->span_count; i++) {
+        const struct span *span = &step->spans[i];
+        struct active_request *active = step->uses[i].active;
+        if (step->uses[i].choice >= 0) {
+            TRY(add_draw(engine, active, step->uses[i].choice, row++));
             continue;
         }
         advance_prompt(engine, active, span);
@@ -221,51 +261,37 @@ static enum result list_draws(struct engine *engine) {
     return OK;
 }
 
-static enum result sample_one(struct engine *engine, struct sampler *sampler, struct draw *draw) {
-    const struct request *request = draw->active->request;
-    const struct choice *choice = &draw->active->choices[draw->choice];
-    size_t vocab_size = (size_t)model_config(engine->options->model)->vocab_size;
-    return sampler_choose(sampler, engine->logits + (size_t)draw->row * vocab_size, &request->sampling,
-        choice->key, (int64_t)request->token_count + choice->count, choice->token_ids, choice->count,
-        &draw->token);
-}
-
+/* Draws the step's tokens, which waits for its end. */
 static enum result sample(struct engine *engine) {
-#pragma omp parallel for num_threads(engine->threads) schedule(dynamic)
-    for (int32_t i = 0; i < engine->draw_count; i++)
-        engine->draws[i].status =
-            sample_one(engine, engine->samplers[omp_get_thread_num()], &engine->draws[i]);
-    for (int32_t i = 0; i < engine->draw_count; i++) {
-        struct draw *draw = &engine->draws[i];
-        if (draw->status == OK)
-            continue;
-        /* The message is the other thread's own: once more for this one. */
-        enum result status = sample_one(engine, engine->samplers[0], draw);
-        return fail_context(status == OK ? ERROR_INTERNAL : status, "request %lld (%.*s)",
-            (long long)draw->active->index, (int)draw->active->request->custom_id.bytes,
-            draw->active->request->custom_id.data);
-    }
-    return OK;
+    struct engine_step *step = engine->step;
+    int32_t failed = 0;
+    enum result status = model_sample(
+        engine->options->model, step->lane, step->token_draws, step->draw_count, step->tokens, &failed);
+    if (status == OK || !step->draw_count)
+        return status;
+    const struct active_request *active = step->draws[failed].active;
+    return fail_context(status, "request %lld (%.*s)", (long long)active->index,
+        (int)active->request->custom_id.bytes, active->request->custom_id.data);
 }
 
-static struct first_token describe_token(const struct draw *draw) {
+static struct first_token describe_token(const struct sampled_token *token) {
     return (struct first_token){
-        .id = draw->token.id,
-        .logprob = draw->token.logprob,
-        .top_logprobs = draw->token.top_logprobs,
-        .top_ids = draw->token.top_ids,
-        .top_values = draw->token.top_values,
+        .id = token->id,
+        .logprob = token->logprob,
+        .top_logprobs = token->top_logprobs,
+        .top_ids = token->top_ids,
+        .top_values = token->top_values,
     };
 }
 
 /* ENGINE_PREFILL: saves the state of a prompt that has ended, with its choices' first tokens. */
-static enum result save_state(struct engine *engine, const struct draw *draws, int32_t count) {
-    struct active_request *active = draws->active;
+static enum result save_state(struct engine *engine, int32_t first, int32_t count) {
+    struct active_request *active = engine->step->draws[first].active;
     struct first_token *tokens = calloc((size_t)count, sizeof *tokens);
     if (!tokens)
         return fail(ERROR_MEMORY, "out of memory for the first tokens of %d choices", count);
     for (int32_t i = 0; i < count; i++)
-        tokens[i] = describe_token(&draws[i]);
+        tokens[i] = describe_token(&engine->step->tokens[first + i]);
     struct saved_state saved = {0};
     enum work_part before = stopwatch_switch(WORK_FILES);
     enum result status = sequence_save(engine->options->model, active->prompt, &saved);
@@ -287,10 +313,11 @@ static enum result save_state(struct engine *engine, const struct draw *draws, i
     return status;
 }
 
-static enum result add_token(struct engine *engine, const struct draw *draw) {
+static enum result add_token(struct engine *engine, int32_t index) {
+    const struct draw *draw = &engine->step->draws[index];
     struct active_request *active = draw->active;
     struct choice *choice = &active->choices[draw->choice];
-    const struct first_token token = describe_token(draw);
+    const struct first_token token = describe_token(&engine->step->tokens[index]);
     TRY(choice_add(choice, &engine->admission.rules, active->request, active->stops, &token));
     engine->own.generated_tokens++;
     if (choice->finished)
@@ -299,31 +326,43 @@ static enum result add_token(struct engine *engine, const struct draw *draw) {
 }
 
 /* The draws of a prompt's end stand together, one for each choice. */
-static enum result end_prompt(struct engine *engine, const struct draw *draws, int32_t count) {
-    struct active_request *active = draws->active;
+static enum result end_prompt(struct engine *engine, int32_t first, int32_t count) {
+    struct active_request *active = engine->step->draws[first].active;
     active->decoding = true;
     if (engine->options->phase == ENGINE_PREFILL)
-        return save_state(engine, draws, count);
+        return save_state(engine, first, count);
     for (int32_t i = 0; i < count; i++)
-        TRY(add_token(engine, &draws[i]));
+        TRY(add_token(engine, first + i));
     return admission_fork(&engine->admission, active);
 }
 
-static enum result take_outcomes(struct engine *engine) {
-    TRY(list_draws(engine));
-    (void)stopwatch_switch(WORK_SAMPLING);
-    TRY(sample(engine));
-    (void)stopwatch_switch(WORK_SCHEDULING);
-    for (int32_t i = 0; i < engine->draw_count;) {
-        const struct draw *draw = &engine->draws[i];
-        struct active_request *active = draw->active;
+static enum result hand_out_tokens(struct engine *engine) {
+    const struct engine_step *step = engine->step;
+    for (int32_t i = 0; i < step->draw_count;) {
+        struct active_request *active = step->draws[i].active;
         bool prompt_end = !active->decoding;
         int32_t count = prompt_end ? active->choice_count : 1;
-        TRY(prompt_end ? end_prompt(engine, draw, count) : add_token(engine, draw));
+        TRY(prompt_end ? end_prompt(engine, i, count) : add_token(engine, i));
         if (active->unfinished == 0)
             TRY(admission_answer(&engine->admission, active));
         i += count;
     }
+    return OK;
+}
+
+/* Waits for the step that is on its way and hands out what came of it. */
+static enum result take_outcomes(struct engine *engine) {
+    struct engine_step *step = engine->step;
+    TRY(list_draws(engine));
+    (void)stopwatch_switch(WORK_SAMPLING);
+    enum result status = sample(engine);
+    (void)stopwatch_switch(WORK_SCHEDULING);
+    step->in_flight = false;
+    release_spans(step);
+    enum result ended = model_step_end(engine->options->model, step->lane);
+    TRY(status);
+    TRY(ended);
+    TRY(hand_out_tokens(engine));
     admission_drop_finished(&engine->admission);
     engine->own.steps++;
     return OK;
@@ -377,10 +416,36 @@ static enum result end_step(struct engine *engine) {
     enum result status = engine->sink->step_end(engine->sink->context, &engine->world);
     (void)stopwatch_switch(WORK_SCHEDULING);
     int64_t tokens = 0;
-    for (int32_t i = 0; i < engine->span_count; i++)
-        tokens += engine->spans[i].count;
-    trace_step(engine->own.steps, tokens, engine->span_count);
+    for (int32_t i = 0; i < engine->step->span_count; i++)
+        tokens += engine->step->spans[i].count;
+    trace_step(engine->own.steps, tokens, engine->step->span_count);
     return status;
+}
+
+static enum result end_step_in_flight(struct engine *engine) {
+    if (!engine->step->in_flight)
+        return OK;
+    TRY(take_outcomes(engine));
+    return end_step(engine);
+}
+
+/* One turn: what came of the lane's last step, and its next one. *go_on is false when there is nothing left or a stop is asked
+ * for. A step's failure is not agreed: the other ranks are inside its exchanges, so the run must be ended. */
+static enum result take_turn(struct engine *engine, bool *go_on, bool *stopped) {
+    struct engine_step *step = engine->step;
+    enum result status = end_step_in_flight(engine);
+    if (status == OK)
+        status = prepare_step(engine);
+    bool work = false, stop = false;
+    TRY(agree(engine, status, &work, &stop));
+    *stopped = work && stop;
+    *go_on = work && !stop;
+    if (!*go_on) {
+        release_spans(step);
+        return OK;
+    }
+    step->in_flight = true;
+    return model_step_begin(engine->options->model, step->lane, step->spans, step->span_count);
 }
 
 enum result engine_run(const struct engine_options *options, const struct engine_source *source,
@@ -388,23 +453,28 @@ enum result engine_run(const struct engine_options *options, const struct engine
     struct engine engine;
     enum work_part before = stopwatch_switch(WORK_SCHEDULING);
     enum result status = engine_begin(&engine, options, source, sink);
+    bool go_on = true;
     *stopped = false;
-    for (;;) {
-        if (status == OK)
-            status = prepare_step(&engine);
-        bool work = false, stop = false;
-        TRY_GOTO(status, agree(&engine, status, &work, &stop), done);
-        *stopped = work && stop;
-        if (!work || stop)
-            break;
-        /* Its failure is not agreed: the other ranks are inside the step's exchanges, so the run must be
-         * ended. */
-        TRY_GOTO(status, model_step(options->model, engine.spans, engine.span_count, engine.logits), done);
-        status = take_outcomes(&engine);
-        if (status == OK)
-            status = end_step(&engine);
+    if (status != OK) {
+        engine.step = &engine.steps[0];
+        bool work, stop;
+        status = agree(&engine, status, &work, &stop);
+        go_on = false;
     }
-done:
+    while (status == OK && go_on)
+        for (int32_t lane = 0; lane < engine.lanes && status == OK && go_on; lane++) {
+            engine.step = &engine.steps[lane];
+            status = take_turn(&engine, &go_on, stopped);
+        }
+    /* A stop leaves the other lanes' steps on their way: they are ended, lest their tokens are lost. */
+    for (int32_t lane = 0; lane < engine.lanes && status == OK; lane++) {
+        engine.step = &engine.steps[lane];
+        status = end_step_in_flight(&engine);
+    }
+    if (*stopped && engine.lanes > 1) {
+        bool work, stop;
+        status = agree(&engine, status, &work, &stop);
+    }
     (void)stopwatch_switch(before);
     *world = engine.world;
     engine_end(&engine);

@@ -252,16 +252,16 @@ static void check_image(struct session *s, struct model *model) {
 
 /* Between calls of the trace the stream is the test's own. */
 static void put_device(const struct model *model, float *device, const float *host, int64_t count) {
-    model->kernels->copy_in(model->stream, device, host, sizeof *host * (size_t)count);
-    REQUIRE(model->kernels->synchronize(model->stream));
+    model->kernels->copy_in(model->lane->stream, device, host, sizeof *host * (size_t)count);
+    REQUIRE(model->kernels->synchronize(model->lane->stream));
 }
 
 static float *get_device(const struct model *model, const float *device, int64_t count) {
     float *host = malloc(sizeof *host * (size_t)count + 1);
     if (!host)
         exit(1);
-    model->kernels->copy_out(model->stream, host, device, sizeof *host * (size_t)count);
-    REQUIRE(model->kernels->synchronize(model->stream));
+    model->kernels->copy_out(model->lane->stream, host, device, sizeof *host * (size_t)count);
+    REQUIRE(model->kernels->synchronize(model->lane->stream));
     return host;
 }
 
