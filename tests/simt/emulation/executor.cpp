@@ -25,7 +25,7 @@ enum {
     WORKERS = 16,
 };
 
-thread_local simt_worker *simt_current;
+__thread simt_worker *simt_current;
 simt_counts simt_count;
 
 static simt_worker *workers[WORKERS];

@@ -156,7 +156,7 @@ struct simt_worker {
 };
 
 /* The worker of this host thread while it is in a kernel, else NULL. */
-extern thread_local simt_worker *simt_current __attribute__((tls_model("initial-exec")));
+extern __thread simt_worker *simt_current __attribute__((tls_model("initial-exec")));
 
 /* Moves time on, so that what was done before is below the returned limit. */
 uint32_t simt_advance(simt_worker *worker);

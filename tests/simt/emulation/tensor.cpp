@@ -9,6 +9,8 @@ static const char HEADER[] = "mma.h";
 
 /* ---- products: D [16 x 8] += A [16 x 16] * B [16 x 8], in double, rounded once ---- */
 
+typedef double four __attribute__((vector_size(32)));
+
 static double bf16(uint32_t word, unsigned half) {
     uint32_t bits = half != 0 ? word & 0xffff0000u : word << 16;
     float value;
@@ -30,13 +32,28 @@ static void gather(const simt_warp_state *warp, double a[16][16], double b[16][8
     }
 }
 
+/* D = A * B: a row of D in two vectors, which the compiler cuts in half where there is no AVX2. */
+#ifdef __x86_64__
+__attribute__((target_clones("avx2", "default")))
+#endif
+static void
+multiply_rows(const double a[16][16], const four b[16][2], four d[16][2]) {
+    for (unsigned row = 0; row < 16; row++) {
+        four low = {}, high = {};
+        for (unsigned k = 0; k < 16; k++) {
+            low += a[row][k] * b[k][0];
+            high += a[row][k] * b[k][1];
+        }
+        d[row][0] = low;
+        d[row][1] = high;
+    }
+}
+
 static void multiply(const simt_warp_state *warp) {
-    double a[16][16], b[16][8], d[16][8] = {};
+    double a[16][16];
+    alignas(32) double b[16][8], d[16][8];
     gather(warp, a, b);
-    for (unsigned row = 0; row < 16; row++)
-        for (unsigned k = 0; k < 16; k++)
-            for (unsigned output = 0; output < 8; output++)
-                d[row][output] += a[row][k] * b[k][output];
+    multiply_rows(a, (const four(*)[2])b, (four(*)[2])d);
     for (unsigned lane = 0; lane < SIMT_WARP; lane++) {
         float *sums = (float *)warp->lanes[lane].operands[0];
         unsigned group = lane / 4, pair = lane % 4 * 2;

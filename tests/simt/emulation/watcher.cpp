@@ -365,7 +365,7 @@ report_misaligned(uintptr_t address, size_t bytes, enum simt_access access, cons
 }
 
 /* Watched code on the host: device memory is not its own. */
-static void __attribute__((noinline)) check_host(uintptr_t address, const void *code) {
+static void __attribute__((noinline, cold)) check_host(uintptr_t address, const void *code) {
     char place[160];
     simt_buffer *buffer = simt_buffer_find(address, false);
     if (buffer != NULL && buffer->kind == SIMT_PINNED_MEMORY)
@@ -377,19 +377,33 @@ static void __attribute__((noinline)) check_host(uintptr_t address, const void *
 /* ---- the hooks ---- */
 
 /* Whether the cell's tags allow the access, which they note then; never of a split word that is read. */
-static inline bool touch_quickly(simt_worker *w, simt_cell *cell, bool is_write) {
-    uint32_t write_who = cell->write & SIMT_WHO, read_who = cell->read & SIMT_WHO;
-    uint32_t me = w->thread, limit = w->block_limit;
-    if (!is_write && (cell->write < w->start || write_who == SIMT_WHO_SPLIT))
+static bool __attribute__((noinline)) touch_carefully(simt_worker *w, simt_cell *cell, bool is_write) {
+    bool is_split_word = (cell->write & SIMT_WHO) == SIMT_WHO_SPLIT;
+    if (!is_write && (cell->write < w->start || is_split_word))
         return false;
-    if (cell->write >= limit && write_who != me && !is_ordered(w, cell->write))
+    if (cell->write >= w->start && !is_ordered(w, cell->write))
         return false;
-    bool is_first = cell->read < limit || read_who == me || is_ordered(w, cell->read);
+    bool is_first = cell->read < w->start || is_ordered(w, cell->read);
     if (!is_write)
         cell->read = is_first ? tag_of(w) : joined_tag(w, cell->read);
     else if (is_first)
         *cell = {tag_of(w), 0};
     return is_first || !is_write;
+}
+
+/* The same, for what lies before the last barrier or is the thread's own. */
+static inline bool touch_quickly(simt_worker *w, simt_cell *cell, bool is_write) {
+    uint32_t write = cell->write, read = cell->read, me = w->thread, limit = w->block_limit;
+    bool is_clear = (write < limit || (write & SIMT_WHO) == me) && (read < limit || (read & SIMT_WHO) == me);
+    if (!is_write && (write < w->start || (write & SIMT_WHO) == SIMT_WHO_SPLIT))
+        is_clear = false;
+    if (!LIKELY(is_clear))
+        return touch_carefully(w, cell, is_write);
+    if (is_write)
+        *cell = {w->clock | me, 0};
+    else
+        cell->read = w->clock | me;
+    return true;
 }
 
 /* An access that lies inside the shared memory. */
@@ -411,7 +425,8 @@ template <size_t BYTES> static inline bool touch_shared(simt_worker *w, size_t o
 }
 
 /* BYTES is 1, 2, 4, 8 or 16, and the address should be a multiple of it (of 8 for 16: a struct of two 8-byte members has no more). */
-template <size_t BYTES, bool IS_WRITE> static inline void watch(void *pointer, const void *code) {
+template <size_t BYTES, bool IS_WRITE>
+static inline __attribute__((always_inline)) void watch(void *pointer, const void *code) {
     simt_worker *w = simt_current;
     uintptr_t address = (uintptr_t)pointer;
     if (w == NULL) {
