@@ -3,7 +3,7 @@
 
 #include "kernels/cuda/backend.h"
 
-enum { THREADS = 256, RETURN_BLOCKS = 64 };
+enum { THREADS = 256, RETURN_BLOCKS = 64, PAIRS_A_THREAD = 4 };
 
 /* ---- sums over a block ---- */
 
@@ -349,6 +349,29 @@ __device__ static void place_pair(const struct exchange_shape *shape, const stru
         work->place[work->own_token[pair.index]] = at;
 }
 
+/* A thread's pairs of one turn that are for `expert`. */
+struct found_pairs {
+    struct numbered_pair pair[PAIRS_A_THREAD];
+    uint32_t count;
+};
+
+__device__ static struct found_pairs find_pairs(const struct exchange_shape *shape,
+    const struct place_memory *memory, int32_t first, int32_t pairs, int32_t expert) {
+    struct found_pairs found;
+    found.count = 0;
+    for (int32_t i = 0; i < PAIRS_A_THREAD; i++) {
+        found.pair[i].source = -1;
+        if (first + i >= pairs)
+            continue;
+        const struct numbered_pair pair = pair_number(memory, shape->ranks, first + i);
+        if (expert_of(shape, pair) != expert)
+            continue;
+        found.pair[i] = pair;
+        found.count++;
+    }
+    return found;
+}
+
 /* A block places the pairs of one of this rank's experts: behind those of all lower ones, in order of their numbers. */
 static __global__ void place_pairs(struct exchange_shape shape, struct exchange_work work) {
     struct place_memory &memory = SHARED(struct place_memory);
@@ -360,17 +383,13 @@ static __global__ void place_pairs(struct exchange_shape shape, struct exchange_
         lower += expert_of(&shape, pair_number(&memory, shape.ranks, number)) < expert;
     (void)block_scan(&memory.scan, lower, &start);
     int32_t at = (int32_t)start;
-    for (int32_t base = 0; base < pairs; base += THREADS) {
-        const int32_t number = base + (int32_t)threadIdx.x;
-        struct numbered_pair pair = {0, 0};
-        bool mine = false;
-        if (number < pairs) {
-            pair = pair_number(&memory, shape.ranks, number);
-            mine = expert_of(&shape, pair) == expert;
-        }
-        const uint32_t before = block_scan(&memory.scan, mine, &total);
-        if (mine)
-            place_pair(&shape, &work, pair, at + (int32_t)before);
+    for (int32_t base = 0; base < pairs; base += THREADS * PAIRS_A_THREAD) {
+        const int32_t first = base + (int32_t)threadIdx.x * PAIRS_A_THREAD;
+        const struct found_pairs found = find_pairs(&shape, &memory, first, pairs, expert);
+        int32_t next = at + (int32_t)block_scan(&memory.scan, found.count, &total);
+        for (int32_t i = 0; i < PAIRS_A_THREAD; i++)
+            if (found.pair[i].source >= 0)
+                place_pair(&shape, &work, found.pair[i], next++);
         at += (int32_t)total;
     }
     if (threadIdx.x != 0)

@@ -5,12 +5,14 @@
 
 #include "base/log.h"
 #include "cluster/device/nccl_group.h"
+#include "cluster/devices.h"
 #include "cluster/group.h"
 #include "cluster/ranks.h"
 #include "kernels/cuda/exchange.h"
 #include "kernels/kernels.h"
 
 #include <math.h>   /* NAN */
+#include <simt.h>   /* simt_set_options */
 #include <stdio.h>  /* snprintf */
 #include <stdlib.h> /* calloc, free */
 #include <string.h> /* memcmp */
@@ -59,6 +61,7 @@ struct trial {
     struct exchange_options options;
     int64_t stride;
     int32_t local_experts, most_pairs;
+    bool caller_first; /* wait for the caller's stream alone, which must pull the exchange's work behind it */
     struct input inputs[LAYERS];
     struct output host[LAYERS], device[LAYERS];
 };
@@ -279,6 +282,8 @@ static enum result run_step(
     TRY(exchange_begin_step(exchange, most_tokens));
     for (int32_t l = 0; l < LAYERS; l++)
         TRY(enqueue_layer(exchange, trial, &turns[l]));
+    if (trial->caller_first && cudaStreamSynchronize(exchange_stream(stream)) != cudaSuccess)
+        return fail(ERROR_INTERNAL, "the device failed");
     return exchange_wait(exchange);
 }
 
@@ -318,6 +323,7 @@ static enum result run_trial(struct group *group, uint64_t number) {
     struct exchange *exchange = NULL;
     enum result status = make_trial(group, number, &trial);
     TRY_GOTO(status, status, done);
+    trial.caller_first = number % 2;
     TRY_GOTO(status, run_host(group, &trial), done);
     TRY_GOTO(status, exchange_create(group, &trial.options, &exchange), done);
     TRY_GOTO(status, exchange_on_device(exchange) ? OK : fail(ERROR_INTERNAL, "not on the device"), done);
@@ -491,12 +497,36 @@ static enum result test_work(const struct ranks *ranks) {
     return run_with(ranks, &faults, -1, LAYERS);
 }
 
-static enum result run_all(const struct ranks *ranks) {
+/* Each rank of the node gets a device of its own; one for all is refused, naming two of them. */
+static enum result test_devices(struct ranks *ranks) {
+    struct simt_options before = simt_get_options(), options = before;
+    struct device_choice choice;
+    options.devices = ranks->count;
+    simt_set_options(&options);
+    TRY(devices_choose(ranks, &choice));
+    CHECK(choice.number == ranks->node_rank && strlen(choice.address) == 12);
+    CHECK(*ranks->place.accelerator_name);
+    options.devices = 1;
+    simt_set_options(&options);
+    char names[300];
+    snprintf(names, sizeof names, "rank 0 and rank 1 on %s have one device", ranks->host);
+    enum result status = devices_choose(ranks, &choice);
+    if (ranks->count > 1) {
+        CHECK(status == ERROR_USAGE && ranks_share(ranks, status));
+        TRY(expect(names));
+        TRY(expect("--gpus-per-task=1"));
+    }
+    simt_set_options(&before);
+    return ranks->count > 1 ? OK : status;
+}
+
+static enum result run_all(struct ranks *ranks) {
     struct group *group = ranks->supernode_group;
     for (uint64_t number = 0; number < TRIALS; number++)
         TRY(run_trial(group, number));
     TRY(test_bytes(group));
     TRY(test_refusals(group));
+    TRY(test_devices(ranks));
     if (ranks->count == 1)
         return OK;
     TRY(test_starts(ranks));
