@@ -11,12 +11,13 @@
 #include <cstdlib>
 #include <link.h> /* dl_iterate_phdr */
 #include <pthread.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 enum : size_t {
-    STACK_BYTES = 256 << 10,
-    STACK_GUARD = 4096,
+    STACK_BYTES = 256 << 10, /* the guard is part of it */
+    STACK_GUARD = 64 << 10,
     /* Stacks begin at different cache sets, or the hot ends of all would share a few. */
     STACK_COLOURS = 61,
     STACK_COLOUR_BYTES = 704,
@@ -694,8 +695,6 @@ static void run_blocks(simt_worker *w, simt_launch_data *launch) {
     simt_current = NULL;
 }
 
-/* ---- workers ---- */
-
 static void *map(size_t bytes) {
     void *memory =
         mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -705,6 +704,48 @@ static void *map(size_t bytes) {
     }
     return memory;
 }
+
+/* ---- faults: what the hooks did not see, or a stack that is too small ---- */
+
+static struct sigaction action_before;
+
+static void take_fault(int number, siginfo_t *info, void *context) {
+    (void)context;
+    simt_worker *w = simt_current;
+    if (w != NULL && w->fiber != NULL) {
+        uintptr_t address = (uintptr_t)info->si_addr;
+        char text[512];
+        const uint3 *index = &w->fiber->index;
+        bool is_overflow = address - w->stacks < w->stacks_bytes;
+        int used = snprintf(text, sizeof text,
+            "simt: kernel %s, block (%u, %u, %u), thread (%u, %u, %u): %s at %p\n", w->launch->name,
+            w->block.x, w->block.y, w->block.z, index->x, index->y, index->z,
+            is_overflow ? "its stack overflows" : "a fault in code that is not watched", info->si_addr);
+        if (write(STDERR_FILENO, text, (size_t)used) < 0)
+            _exit(1);
+    }
+    sigaction(number, &action_before, NULL); /* the access is repeated, and dealt with as before */
+}
+
+/* On a stack of its own, for a fiber's may be full. A handler that the program has set stays. */
+static void watch_faults(void) {
+    enum : size_t { HANDLER_STACK = 64 << 10 };
+    struct sigaction action;
+    stack_t stack;
+    memset(&stack, 0, sizeof stack);
+    stack.ss_sp = map(HANDLER_STACK);
+    stack.ss_size = HANDLER_STACK;
+    sigaltstack(&stack, NULL);
+    sigaction(SIGSEGV, NULL, &action_before);
+    if ((action_before.sa_flags & SA_SIGINFO) != 0 || action_before.sa_handler != SIG_DFL)
+        return;
+    memset(&action, 0, sizeof action);
+    action.sa_sigaction = take_fault;
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+    sigaction(SIGSEGV, &action, NULL);
+}
+
+/* ---- workers ---- */
 
 static simt_worker *create_worker(void) {
     simt_worker *w = (simt_worker *)map(sizeof *w);
@@ -746,10 +787,14 @@ static void *run_share(void *data) {
 }
 
 bool simt_run_launch(simt_launch_data *launch) {
+    static bool is_watching;
     pthread_t threads[WORKERS];
     struct share shares[WORKERS];
     int count = simt_settings.threads < WORKERS ? simt_settings.threads : WORKERS;
     count = (uint64_t)count > launch->blocks ? (int)launch->blocks : count;
+    if (!is_watching)
+        watch_faults();
+    is_watching = true;
     launch->number = (uint64_t)++simt_count.launches;
     if (launch->number % 4095 == 0) /* numbers of launches are kept so short there */
         simt_forget_touches();
