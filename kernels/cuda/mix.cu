@@ -17,6 +17,7 @@ enum {
     TILE = 8,        /* tokens and rows of a warp */
     MANY_WARPS = 12, /* of a block: all rows of fn for as many tiles of tokens as there is room for */
     FINISH_TOKENS = 8,
+    LOADED = 20, /* chunks that are loaded at once: all of the model's */
     USUAL_STREAMS = 4,
     MOST_STREAMS = 8,
     MOST_SUMS = (2 + MOST_STREAMS) * MOST_STREAMS + 1,
@@ -230,10 +231,17 @@ template <int streams> static __global__ void finish_mix(struct mix_call call) {
     int32_t sums = call.rows + 1;
     for (int32_t r = lane; r < sums && token < call.tokens; r += WARP) {
         const float *partial = call.partials + token * sums + r;
-        float sum = partial[0];
-#pragma unroll 4
-        for (int32_t chunk = 1; chunk < call.chunks; chunk++)
-            sum += partial[(int64_t)chunk * call.tokens * sums];
+        int64_t step = (int64_t)call.tokens * sums; /* from chunk to chunk */
+        float sum = 0;
+        for (int32_t chunk = 0; chunk < call.chunks; chunk += LOADED) {
+            float value[LOADED]; /* all on their way before the first is added */
+#pragma unroll
+            for (int32_t i = 0; i < LOADED; i++)
+                value[i] = chunk + i < call.chunks ? partial[(chunk + i) * step] : 0.0f;
+#pragma unroll
+            for (int32_t i = 0; i < LOADED; i++)
+                sum += value[i];
+        }
         shared.sums[warp][r] = sum;
     }
     __syncthreads();

@@ -80,7 +80,7 @@ void cuda_rotate(struct stream *stream, float *x, const int32_t *positions, int3
     int32_t columns, const struct rope *rope, bool inverse) {
     struct frequencies frequencies = {};
     int32_t pairs = rope->dims / 2;
-    if (tokens <= 0 ||
+    if (tokens <= 0 || heads * pairs <= 0 ||
         !take_frequencies(stream, rope->frequency, pairs, "rotate: too many pairs", &frequencies))
         return;
     bool whole = pairs % 2 == 0 && is_in_fours(x, columns);

@@ -116,6 +116,9 @@ static void check_row(
         assert_int_equal(found->top_logprobs, 0);
         return;
     }
+    double log_sum = (double)found->most + log(found->sum);
+    double expected_sum = logits_log_sum(batch->logits + (int64_t)row * batch->vocabulary, batch->vocabulary);
+    assert_memory_equal(&log_sum, &expected_sum, sizeof log_sum);
     float logprob = sample_logprob(found, found->logit);
     assert_memory_equal(&logprob, &expected.logprob, sizeof logprob);
     assert_int_equal(found->top_logprobs, expected.top_logprobs);
@@ -289,6 +292,52 @@ static void test_adjustments(void **state) {
     free(logits);
 }
 
+/* Sums of two exponentials, of which the last place shows in the logarithm. */
+static void test_exponentials(void **state) {
+    (void)state;
+    enum { ROWS = 300, VOCABULARY = 2 };
+    struct sampling samplings[ROWS];
+    float *logits = allocate_or_fail(ROWS * VOCABULARY * sizeof *logits);
+    for (int32_t r = 0; r < ROWS; r++) {
+        samplings[r] = (struct sampling){.temperature = 0, .top_p = 1, .top_logprobs = 0};
+        logits[r * VOCABULARY + r % 2] = -0.3f + 0.3f * random_float();
+    }
+    int32_t generated[ROWS] = {0};
+    struct batch batch = {.rows = ROWS,
+        .vocabulary = VOCABULARY,
+        .logits = logits,
+        .sampling = samplings,
+        .generated = generated,
+        .seed = 19};
+    check_batch(&batch);
+    free(logits);
+}
+
+/* Weights of 1 less some units in the last place, in one bucket: where top_p cuts depends on how their sum was rounded, so on its
+ * order. */
+static void test_order_of_sums(void **state) {
+    (void)state;
+    enum { ROWS = 256, VOCABULARY = 16 };
+    struct sampling samplings[ROWS];
+    float *logits = allocate_or_fail(ROWS * VOCABULARY * sizeof *logits);
+    for (int32_t r = 0; r < ROWS; r++) {
+        samplings[r] =
+            (struct sampling){.temperature = 1, .top_p = r % 2 ? 0.25f : 0.125f, .top_logprobs = -1};
+        for (int32_t i = 0; i < VOCABULARY; i++)
+            logits[r * VOCABULARY + i] = -0x1p-53f * (float)(random_bits() % 3 * 2 + 3);
+        logits[r * VOCABULARY + r % VOCABULARY] = 0;
+    }
+    int32_t generated[ROWS] = {0};
+    struct batch batch = {.rows = ROWS,
+        .vocabulary = VOCABULARY,
+        .logits = logits,
+        .sampling = samplings,
+        .generated = generated,
+        .seed = 17};
+    check_batch(&batch);
+    free(logits);
+}
+
 /* More rows than one launch takes. */
 static void test_many_rows(void **state) {
     (void)state;
@@ -316,6 +365,8 @@ int main(void) {
         cmocka_unit_test(test_whole_vocabulary),
         cmocka_unit_test(test_edges),
         cmocka_unit_test(test_adjustments),
+        cmocka_unit_test(test_exponentials),
+        cmocka_unit_test(test_order_of_sums),
         cmocka_unit_test(test_many_rows),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
