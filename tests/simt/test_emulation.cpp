@@ -636,7 +636,7 @@ static void asynchronous_copies_arrive_when_waited_for(void **state) {
         }
     });
     RUN(copy_and_sum, 1, 32, sizeof(stages), from, out, NO_WAIT);
-    check_error("read of 4 bytes of shared memory", "an asynchronous copy is on its way", NULL);
+    check_error("bytes of shared memory", "an asynchronous copy is on its way: copies_wait is missing", NULL);
     RUN(copy_and_sum, 1, 32, sizeof(stages), from, out, NO_COMMIT);
     check_error("an asynchronous copy is on its way", NULL);
     RUN(copy_and_sum, 1, 32, sizeof(stages), from, out, WAIT_TOO_LITTLE);

@@ -11,7 +11,8 @@
  * - Memory of devices and pinned memory, streams, events, copies, host functions, stream capture and graphs. Work is done when
  *   it is enqueued, or, with SIMT_LAZY=1, only when something waits for it. Invalid launches are refused with CUDA's codes.
  *
- * WATCHED, in files that are compiled with -fsanitize=thread,alignment (the hooks are in watcher.cpp; do not link libtsan):
+ * WATCHED, in files that GCC compiles with -fsanitize=thread,alignment,bounds (the hooks are in watcher.cpp; do not link libtsan; clang calls the
+ * same hooks, but copies structs without one):
  * - Every access must lie in one buffer of the kernel's device, in pinned memory, in the launch's shared memory, in the thread's own
  *   variables or in constants of the program: all else is an error, as is memory past a buffer's end (guards lie around each), freed
  *   memory, and device memory that watched host code touches.
