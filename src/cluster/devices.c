@@ -199,7 +199,8 @@ enum result devices_assign(const struct topology *topology, const char *host, co
     struct node_devices devices = {0};
     int64_t *cost = NULL;
     enum result status = collect(views, count, &devices);
-    TRY_GOTO(status, status, done);
+    if (status != OK)
+        goto done;
     cost = calloc((size_t)(count > 0 ? count : 1), sizeof *cost * ((size_t)devices.count + 1));
     if (!cost)
         TRY_GOTO(status, fail(ERROR_MEMORY, "out of memory for a choice of devices"), done);
@@ -247,7 +248,8 @@ static enum result choose(struct ranks *ranks, const struct told_view *all, stru
     struct device_view *views = calloc((size_t)ranks->node_count, sizeof *views);
     int32_t *chosen = calloc((size_t)ranks->node_count, sizeof *chosen);
     enum result status = views && chosen ? OK : fail(ERROR_MEMORY, "out of memory for a choice of devices");
-    TRY_GOTO(status, status, done);
+    if (status != OK)
+        goto done;
     keep_own_node(ranks, all, views);
     TRY_GOTO(status, topology_load_whole(&topology), done);
     TRY_GOTO(status, devices_assign(topology, ranks->host, views, ranks->node_count, chosen), done);
@@ -285,7 +287,9 @@ static enum result choose_and_compare(struct ranks *ranks, struct device_choice 
     struct told_view own, *all = calloc((size_t)ranks->count, sizeof *all);
     struct told_choice taken = {0}, *all_taken = calloc((size_t)ranks->count, sizeof *all_taken);
     enum result status = all && all_taken ? OK : fail(ERROR_MEMORY, "out of memory for a choice of devices");
-    TRY_GOTO(status, ranks_agree(ranks->world, status), done);
+    status = ranks_agree(ranks->world, status);
+    if (status != OK || !all || !all_taken)
+        goto done;
     look(ranks, &own);
     TRY_GOTO(status, group_all_gather(ranks->world, "devices of the ranks", &own, sizeof own, all), done);
     TRY_GOTO(status, ranks_agree(ranks->world, choose(ranks, all, choice)), done);

@@ -322,7 +322,8 @@ static enum result run_trial(struct group *group, uint64_t number) {
     struct trial trial;
     struct exchange *exchange = NULL;
     enum result status = make_trial(group, number, &trial);
-    TRY_GOTO(status, status, done);
+    if (status != OK)
+        goto done;
     trial.caller_first = number % 2;
     TRY_GOTO(status, run_host(group, &trial), done);
     TRY_GOTO(status, exchange_create(group, &trial.options, &exchange), done);

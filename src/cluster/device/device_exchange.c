@@ -194,11 +194,13 @@ static double fixed_step_bytes(const struct device_exchange *e, int32_t tokens) 
 
 /* ---- the layout ---- */
 
+static const struct exchange_slot NO_SLOT = {.row = -1};
+
 /* A slot at the end of the arena, none without rows. */
 static struct exchange_slot add_slot(
     struct device_exchange *e, int64_t rows, int64_t pairs, int64_t bytes, int64_t base) {
     if (!rows)
-        return (struct exchange_slot){.row = -1};
+        return NO_SLOT;
     struct exchange_slot slot = {
         (int32_t)(e->arena_bytes / e->options.row_bytes), (int32_t)rows, (int32_t)pairs, (int32_t)base};
     e->arena_bytes += bytes;
@@ -249,8 +251,8 @@ static void lay_out_nodes(struct device_exchange *e) {
     int32_t sources;
     const int32_t *source = own_sources(e, &sources);
     for (int32_t n = 0; n < e->nodes; n++)
-        e->to_nodes[n] = n == e->node ? (struct exchange_slot){.row = -1} : add_node_slot(e, e->rank, n, 0);
-    e->forwarded[0] = (struct exchange_slot){.row = -1};
+        e->to_nodes[n] = n == e->node ? NO_SLOT : add_node_slot(e, e->rank, n, 0);
+    e->forwarded[0] = NO_SLOT;
     e->forwarded_rows = e->most_forwarded = 0;
     for (int32_t s = 1; s < sources; s++) {
         int64_t rows = rows_to_node(e, source[s], e->node);
