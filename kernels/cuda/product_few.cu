@@ -56,13 +56,12 @@ __device__ static inline void load_codes(
         out->scale = is_in ? load_scale(row->scales + blocks * (BLOCK_COLUMNS / GROUP)) : 0u;
 }
 
-/* Two words a step. */
+/* Eight columns, two words a step. */
 template <int kind>
-__device__ static inline void decode_codes(const struct lane_codes<kind> *codes, uint32_t out[8]) {
-    open_codes<kind>(codes->word, out);
-    open_codes<kind>(codes->word + code_size<kind>::words, out + 4);
+__device__ static inline void decode_half(const struct lane_codes<kind> *codes, int half, uint32_t out[4]) {
+    open_codes<kind>(codes->word + half * code_size<kind>::words, out);
     if (kind != CODES_BF16)
-        apply_scale<kind, 8>(out, codes->scale);
+        apply_scale<kind, 4>(out, codes->scale);
 }
 
 /* ---- a warp's chunks ---- */
@@ -70,7 +69,7 @@ __device__ static inline void decode_codes(const struct lane_codes<kind> *codes,
 /* Blocks of columns that are read ahead, as registers allow; a chunk is a multiple of them. */
 template <int kind, int matrices, int token_tiles> struct few_shape {
     static const int wanted = kind == CODES_FP4 ? 8 : kind == CODES_FP8 ? 4 : 2;
-    static const int share = matrices * (token_tiles > 3 - matrices ? 2 : 1);
+    static const int share = matrices * (matrices * token_tiles > 1 ? 2 : 1);
     static const int ahead = wanted > share ? wanted / share : 1;
 };
 
@@ -79,6 +78,7 @@ template <int kind, int matrices, int token_tiles> struct few_state {
     struct lane_codes<kind> codes[few_shape<kind, matrices, token_tiles>::ahead][matrices][2];
     const uint8_t *x[token_tiles]; /* token g of each eight, from this lane's columns of the same block on */
     float sum[matrices][token_tiles][4];
+    int32_t tokens; /* that are there */
 };
 
 template <int kind, int matrices, int token_tiles, bool is_whole>
@@ -91,43 +91,46 @@ __device__ static inline void load_block(
             load_codes<kind, is_whole>(&state->row[m][r], blocks, left, &state->codes[slot][m][r]);
 }
 
-/* A lane's columns of a token's row: four steps of two words. */
+/* Eight columns of a token's row: two steps of two words. */
 template <bool is_whole>
-__device__ static inline void load_input(const uint8_t *from, int32_t left, uint32_t out[8]) {
-#pragma unroll
-    for (int v = 0; v < 2; v++) {
-        uint4 four = is_whole || left > v * EIGHT ? *(const uint4 *)(from + 16 * v) : make_uint4(0, 0, 0, 0);
-        out[4 * v] = four.x;
-        out[4 * v + 1] = four.y;
-        out[4 * v + 2] = four.z;
-        out[4 * v + 3] = four.w;
-    }
+__device__ static inline void load_input(const uint8_t *from, int32_t left, uint32_t out[4]) {
+    uint4 four = is_whole || left > 0 ? *(const uint4 *)from : make_uint4(0, 0, 0, 0);
+    out[0] = four.x;
+    out[1] = four.y;
+    out[2] = four.z;
+    out[3] = four.w;
 }
 
 /* The block in `slot`, which is `blocks` on from where the state's rows of inputs point. */
 template <int kind, int terms, int matrices, int token_tiles, bool is_whole>
 __device__ static inline void meet_block(struct few_state<kind, matrices, token_tiles> *state, int32_t blocks,
     int32_t left, int slot, int64_t term_bytes) {
-    uint32_t low[matrices][8], high[matrices][8];
 #pragma unroll
-    for (int m = 0; m < matrices; m++) {
-        decode_codes<kind>(&state->codes[slot][m][0], low[m]);
-        decode_codes<kind>(&state->codes[slot][m][1], high[m]);
-    }
+    for (int half = 0; half < 2; half++) {
+        uint32_t low[matrices][4], high[matrices][4];
+        int32_t offset = blocks * BLOCK_INPUT_BYTES + half * 2 * EIGHT;
 #pragma unroll
-    for (int term = 0; term < terms; term++)
-#pragma unroll
-        for (int n = 0; n < token_tiles; n++) {
-            uint32_t b[8];
-            load_input<is_whole>(state->x[n] + term * term_bytes + blocks * BLOCK_INPUT_BYTES, left, b);
-#pragma unroll
-            for (int s = 0; s < 8; s += 2)
-#pragma unroll
-                for (int m = 0; m < matrices; m++) {
-                    uint32_t a[4] = {low[m][s], high[m][s], low[m][s + 1], high[m][s + 1]};
-                    mma_bf16(state->sum[m][n], a, b + s);
-                }
+        for (int m = 0; m < matrices; m++) {
+            decode_half<kind>(&state->codes[slot][m][0], half, low[m]);
+            decode_half<kind>(&state->codes[slot][m][1], half, high[m]);
         }
+#pragma unroll
+        for (int term = 0; term < terms; term++)
+#pragma unroll
+            for (int n = 0; n < token_tiles; n++) {
+                uint32_t b[4];
+                if (n > 0 && 8 * n >= state->tokens)
+                    continue;
+                load_input<is_whole>(state->x[n] + term * term_bytes + offset, left - half * EIGHT, b);
+#pragma unroll
+                for (int s = 0; s < 4; s += 2)
+#pragma unroll
+                    for (int m = 0; m < matrices; m++) {
+                        uint32_t a[4] = {low[m][s], high[m][s], low[m][s + 1], high[m][s + 1]};
+                        mma_bf16(state->sum[m][n], a, b + s);
+                    }
+            }
+    }
 }
 
 /* Moves the state on by as many blocks as are read ahead. */
@@ -170,6 +173,7 @@ template <int kind, int matrices, int token_tiles>
 __device__ static inline void open_state(const struct product_job *job, int32_t row, int32_t column,
     struct few_state<kind, matrices, token_tiles> *state) {
     int32_t g = (int32_t)threadIdx.x % WARP / 4;
+    state->tokens = job->tokens;
 #pragma unroll
     for (int m = 0; m < matrices; m++)
 #pragma unroll
@@ -242,7 +246,7 @@ __device__ static inline float add_chunks(const struct few_sums<matrices, token_
 /* ---- kernels ---- */
 
 template <int kind, int terms, int token_tiles>
-static __global__ void __launch_bounds__(FEW_MOST_WARPS *WARP) few_product(struct product_work work) {
+static __global__ void __launch_bounds__(FEW_MOST_WARPS *WARP, 2) few_product(struct product_work work) {
     typedef struct few_sums<1, token_tiles> sums_type;
     sums_type *sums = &SHARED(sums_type);
     struct product_job job;
@@ -260,7 +264,8 @@ static __global__ void __launch_bounds__(FEW_MOST_WARPS *WARP) few_product(struc
 
 /* The first half of the warps makes 16 outputs of both products, the second half the next 16: one scale group of the hidden row. */
 template <int kind, int terms, int token_tiles>
-static __global__ void __launch_bounds__(FEW_MOST_WARPS *WARP) few_gate_and_up(struct product_work work) {
+static __global__ void __launch_bounds__(FEW_MOST_WARPS *WARP, token_tiles > 2 ? 1 : 2)
+    few_gate_and_up(struct product_work work) {
     typedef struct few_sums<2, token_tiles> sums_type;
     sums_type *sums = &SHARED(sums_type);
     struct product_job job;

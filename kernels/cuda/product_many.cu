@@ -168,20 +168,21 @@ __device__ static inline void load_piece(
     out[3] = four.w;
 }
 
-/* Adds one block of columns of one term to the warp's sums: sum[row tile][token tile]. */
-template <int token_tiles>
-__device__ static inline void multiply_block(
-    const struct many_piece *weight, const struct many_piece *input, float sum[ROW_TILES][token_tiles][4]) {
+/* Adds one block of columns to the warp's sums: sum[row tile][token tile]. */
+template <int terms, int token_tiles, int pieces>
+__device__ static inline void multiply_block(const struct many_piece *weight,
+    const struct many_piece (*input)[pieces], float sum[ROW_TILES][token_tiles][4]) {
     int32_t lane = (int32_t)threadIdx.x % WARP, warp = (int32_t)threadIdx.x / WARP, g = lane / 4,
             i = lane % 4;
     int32_t first_row = warp / WARPS_OF_TOKENS * WARP_ROWS,
             first_token = warp % WARPS_OF_TOKENS * 8 * token_tiles;
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
+    for (int step = 0; step < 2 * terms; step++) {
+        int half = step / terms, term = step % terms;
         uint32_t b[token_tiles][4];
 #pragma unroll
         for (int n = 0; n < token_tiles; n++)
-            load_piece(input, first_token + 8 * n + g, 2 * i + half, b[n]);
+            load_piece(input[term], first_token + 8 * n + g, 2 * i + half, b[n]);
 #pragma unroll
         for (int m = 0; m < ROW_TILES; m++) {
             uint32_t low[4], high[4];
@@ -321,9 +322,7 @@ static __global__ void __launch_bounds__(MANY_THREADS) many_product(struct produ
                 &reader, shared->codes[(block + 1) % stages], shared->weight[(block + 1) % 2]);
             load_scales(&reader, block + 2, columns);
         }
-#pragma unroll
-        for (int term = 0; term < terms; term++)
-            multiply_block<token_tiles>(shared->weight[block % 2], shared->input[block % stages][term], sum);
+        multiply_block<terms, token_tiles>(shared->weight[block % 2], shared->input[block % stages], sum);
         if (block % CHUNK_BLOCKS == CHUNK_BLOCKS - 1 || block == end - 1) {
             int32_t chunk = block / CHUNK_BLOCKS;
             add_sums<token_tiles>(total, sum, work.parts != NULL || chunk == 0);

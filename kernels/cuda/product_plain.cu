@@ -36,18 +36,17 @@ __device__ static inline void load_plain_input(
 template <int kind>
 __device__ static inline void plain_block(const struct product_work *work, const struct product_job *job,
     int32_t low_row, int32_t high_row, const uint8_t *input, int32_t column, float sum[4]) {
-    uint32_t low[8], high[8], b[8];
     for (int32_t half = 0; half < 2; half++) {
-        load_plain_eight<kind>(job->w, low_row, column + half * EIGHT, low + half * 4);
-        load_plain_eight<kind>(job->w, high_row, column + half * EIGHT, high + half * 4);
-    }
-    for (int32_t term = 0; term < work->x.terms; term++) {
-        for (int32_t half = 0; half < 2; half++)
-            load_plain_input(
-                input + term * work->x.term_bytes, work->w.columns, column + half * EIGHT, b + half * 4);
-        for (int32_t s = 0; s < 8; s += 2) {
-            uint32_t a[4] = {low[s], high[s], low[s + 1], high[s + 1]};
-            mma_bf16(sum, a, b + s);
+        uint32_t low[4], high[4], b[4];
+        int32_t c = column + half * EIGHT;
+        load_plain_eight<kind>(job->w, low_row, c, low);
+        load_plain_eight<kind>(job->w, high_row, c, high);
+        for (int32_t term = 0; term < work->x.terms; term++) {
+            load_plain_input(input + term * work->x.term_bytes, work->w.columns, c, b);
+            for (int32_t s = 0; s < 4; s += 2) {
+                uint32_t a[4] = {low[s], high[s], low[s + 1], high[s + 1]};
+                mma_bf16(sum, a, b + s);
+            }
         }
     }
 }

@@ -129,6 +129,10 @@ struct product_tiles choose_product_tiles(const struct product_shape *shape) {
     return usual_tokens(shape) <= most ? few_tiles(shape) : many_tiles(shape);
 }
 
+int64_t few_pairs(int32_t experts) {
+    return (int64_t)FEW_MOST_PAIRS * experts;
+}
+
 int32_t product_slab_tokens(int64_t bytes) {
     int64_t tokens = SLAB_BYTES / bytes / MANY_LARGE_TOKENS * MANY_LARGE_TOKENS;
     tokens = tokens > INT32_MAX / 2 ? INT32_MAX / 2 / MANY_LARGE_TOKENS * MANY_LARGE_TOKENS : tokens;

@@ -2,8 +2,9 @@
  * blocks (a matter of speed alone). Host only.
  *
  * The sum of one (token, output), for weights of BF16, FP8 and FP4, is that of chunks of CHUNK_COLUMNS columns, added in ascending order.
- * A chunk is summed from zero by tensor cores, 16 columns a step: blocks of BLOCK_COLUMNS ascending, within a block one after the other
- * the terms of the input (product_rows.h), within a term four steps. Weights of float32 have chunks of FLOAT_CHUNK_COLUMNS:
+ * A chunk is summed from zero by tensor cores, 16 columns a step: blocks of BLOCK_COLUMNS ascending; within a block its two halves (the
+ * first eight of each 16 columns, then the others); within a half one after the other the terms of the input (product_rows.h); within a
+ * term two steps. Weights of float32 have chunks of FLOAT_CHUNK_COLUMNS:
  * product_float.cu.
  */
 #ifndef NOCTURNE_CUDA_TILES_H
@@ -35,7 +36,7 @@ enum product_kernel {
 enum {
     FEW_ROWS = 16, /* outputs of a tensor-core tile of PRODUCT_FEW */
     FEW_MOST_TOKENS = 32,
-    FEW_MOST_WARPS = 16, /* of a block */
+    FEW_MOST_WARPS = 10, /* of a block: two blocks share a multiprocessor's registers */
     FEW_MOST_SHARED = 96 << 10,
     FLOAT_ROWS = 8, /* outputs and tokens of a block, weights being float32 */
     FLOAT_TOKENS = 8,
@@ -73,6 +74,9 @@ bool product_is_regular(const struct product_shape *shape);
 
 /* The tiles of a product. PRODUCT_PLAIN with is_gate_and_up: no kernel makes both at once. */
 struct product_tiles choose_product_tiles(const struct product_shape *shape);
+
+/* Pairs up to which PRODUCT_FEW meets that many experts; for more, PRODUCT_MANY does. */
+int64_t few_pairs(int32_t experts);
 
 /* Tokens whose prepared inputs, `bytes` each, are made at once: bounded, so that the scratch memory is; a multiple of a tile. */
 int32_t product_slab_tokens(int64_t bytes);

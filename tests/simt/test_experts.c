@@ -186,6 +186,27 @@ static void test_kernels(void **state) {
     }
 }
 
+/* Room for many pairs, few there: the device chooses the kernel, and gives the bits of a call that knew. */
+static void test_room(void **state) {
+    (void)state;
+    static const int32_t rooms[] = {0, 1, 6 * 24, 700, 3000};
+    const struct experts_shape s = {ROWS_FP8, WEIGHT_FP4_ROW, 128, 96, 40, false};
+    struct experts_case c = open_case(&s);
+    struct backends b = open_backends();
+    size_t bytes = (size_t)(s.tokens * MOST_CHOSEN * s.columns) * sizeof(float);
+    uint8_t *first = allocate_or_fail(bytes), *result = allocate_or_fail(bytes);
+    for (size_t i = 0; i < sizeof rooms / sizeof rooms[0]; i++) {
+        c.spare = rooms[i];
+        run_experts(b.kernels[1], b.stream[1], &c, 0, s.tokens, i == 0 ? first : result);
+        if (i > 0 && memcmp(first, result, bytes) != 0)
+            fail_msg("with room for %d more pairs the outputs differ", rooms[i]);
+    }
+    free(first);
+    free(result);
+    close_backends(&b);
+    close_case(&c);
+}
+
 /* More pairs of one expert than a tile of tokens, and more than PRODUCT_FEW takes: the tiles of both kernels. */
 static void test_many_pairs(void **state) {
     (void)state;
@@ -248,6 +269,7 @@ int main(void) {
         cmocka_unit_test(test_experts),
         cmocka_unit_test(test_kernels),
         cmocka_unit_test(test_many_pairs),
+        cmocka_unit_test(test_room),
         cmocka_unit_test(test_infinities),
         cmocka_unit_test(test_no_pairs),
     };

@@ -102,7 +102,9 @@ static void test_choice(void **state) {
     struct product_tiles t = choose_product_tiles(&gates);
     assert_int_equal(t.kernel, PRODUCT_FEW);
     assert_int_equal(t.rows, 32);
-    gates.tokens = 48 * 100;
+    gates.tokens = (int32_t)few_pairs(48);
+    assert_int_equal(choose_product_tiles(&gates).kernel, PRODUCT_FEW);
+    gates.tokens++;
     assert_int_equal(choose_product_tiles(&gates).kernel, PRODUCT_MANY);
 }
 
