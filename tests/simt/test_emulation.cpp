@@ -702,7 +702,24 @@ static __global__ void count_and_read(int *data) {
     data[1 + blockIdx.x] = data[0];
 }
 
-static void races_between_blocks_are_found(void **state) {
+static __global__ void count_for_itself(int *data) {
+    int *mine = data + 32 * blockIdx.x;
+    atomicAdd(mine, 1);
+    __syncthreads();
+    mine[threadIdx.x] = mine[0]; /* thread 0 writes what the others read */
+}
+
+static __global__ void pass_by_device_memory(int *data, bool has_barrier) {
+    data[threadIdx.x] = (int)threadIdx.x;
+    if (has_barrier)
+        __syncthreads();
+    int other = data[63 - threadIdx.x];
+    if (has_barrier)
+        __syncthreads();
+    data[threadIdx.x] = other;
+}
+
+static void races_in_device_memory_are_found(void **state) {
     (void)state;
     struct simt_options options = simt_get_options();
     options.global_races = 1;
@@ -718,6 +735,13 @@ static void races_between_blocks_are_found(void **state) {
     check_error("block (1, 0, 0)", "race between blocks: write of 4 bytes", NULL);
     RUN(count_and_read, 4, 1, 0, data);
     check_error("race between blocks", NULL);
+    RUN(count_for_itself, 4, 1, 0, data);
+    RUN(pass_by_device_memory, 1, 64, 0, data, true);
+    check_no_error();
+    RUN(count_for_itself, 1, 32, 0, data);
+    check_error("race in device memory: ", "without a barrier between: byte 0 of 512 bytes", NULL);
+    RUN(pass_by_device_memory, 1, 64, 0, data, false);
+    check_error("race in device memory: ", NULL);
     assert_int_equal(cudaFree(data), cudaSuccess);
 }
 
@@ -1467,7 +1491,7 @@ int main(int argc, char **argv) {
         TEST(faults_name_the_thread),
         TEST(asynchronous_copies_arrive_when_waited_for),
         TEST(unwritten_device_memory_is_found),
-        TEST(races_between_blocks_are_found),
+        TEST(races_in_device_memory_are_found),
         TEST(reductions_are_right),
         TEST(warp_operations_are_right),
         TEST(blocks_work_together),

@@ -21,14 +21,14 @@
  * - Addresses that are no multiple of the access. The compiler may split a vector's load into its parts before the hooks see it:
  *   -fsanitize=alignment checks the vector's own alignment, and -fsanitize=bounds indices of arrays inside a struct.
  * - With SIMT_UNINITIALISED=1, reads of device memory that nothing ever wrote.
- * - With SIMT_GLOBAL_RACES=1, bytes that two blocks of a launch touch, one of them writing, not both by atomics. A block that reads
- *   what others wrote before a fence and an atomic counter is right on a GPU but reported here.
+ * - With SIMT_GLOBAL_RACES=1, bytes of buffers that two blocks of a launch touch, one of them writing, not both by atomics, and those
+ *   that two threads of a block touch so without a barrier between. A block that reads what others wrote before a fence and an atomic
+ *   counter is right on a GPU but reported here.
  *
  * NOT EMULATED: blocks or warps that wait for each other by polling memory (they never end), named barriers, clusters, cooperative
  * launches, float atomics, static __shared__ arrays, textures, managed memory, dynamic parallelism, the weak order of memory between blocks,
  * the time things take. Inline PTX needs a form of its own (mma.h). memcpy and its like are watched where they are called by
- * these names after this header; other functions of the C library are not. A race between threads of one block on global memory is not
- * looked for. Between lanes synchronized with a partial mask, a race may stay unseen where several lanes read before.
+ * these names after this header; other functions of the C library are not. Between lanes synchronized with a partial mask, a race may stay unseen where several lanes read before.
  *
  * AN ERROR prints one message that names the kernel, block, thread and place, and aborts; simt_on_error (simt.h) takes it instead. Settings
  * are environment variables, read once; simt.h lists them.

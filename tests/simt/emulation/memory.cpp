@@ -183,7 +183,7 @@ void simt_touched_create(struct simt_buffer *buffer) {
     while (__atomic_exchange_n(&lock, 1, __ATOMIC_ACQUIRE))
         ;
     if (buffer->touched == NULL)
-        buffer->touched = (simt_cell *)reserve(buffer->bytes * sizeof *buffer->touched);
+        buffer->touched = (struct simt_touch *)reserve(buffer->bytes * sizeof *buffer->touched);
     __atomic_store_n(&lock, 0, __ATOMIC_RELEASE);
 }
 

@@ -13,7 +13,7 @@ struct simt_options {
     int32_t threads;       /* SIMT_THREADS, 1: host threads that share a launch's blocks, at most 64 */
     int32_t lazy;          /* SIMT_LAZY, 0: streams work only when something waits for them */
     int32_t uninitialised; /* SIMT_UNINITIALISED, 0: device memory is watched for reads before writes */
-    int32_t global_races;  /* SIMT_GLOBAL_RACES, 0: blocks of a launch are watched for races */
+    int32_t global_races;  /* SIMT_GLOBAL_RACES, 0: buffers are watched for races */
     /* SIMT_WEAK_SHUFFLES, 0: only __syncwarp orders the shared memory of a warp's lanes, as CUDA promises; else all warp operations. */
     int32_t weak_shuffles;
     /* SIMT_DEVICES 1, SIMT_MULTIPROCESSORS 4, SIMT_ARCHITECTURE 90, SIMT_MEMORY 16384 (MiB a device): what the API tells. */

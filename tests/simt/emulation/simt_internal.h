@@ -200,6 +200,13 @@ enum simt_memory_kind {
     SIMT_PINNED_MEMORY,
 };
 
+/* Who touched a byte of a buffer, for the search for races: watcher.cpp. */
+struct simt_touch {
+    uint32_t write, read; /* blocks of a launch */
+    uint32_t block;       /* whose threads in_block tells of */
+    simt_cell in_block;
+};
+
 struct simt_buffer {
     uintptr_t begin;
     size_t bytes;     /* 0 in buffers that were freed */
@@ -208,8 +215,8 @@ struct simt_buffer {
     int device;
     size_t freed_bytes; /* its size, when it was freed */
     uint64_t first_page, pages;
-    uint8_t *written;   /* a byte for each, or NULL: all count as written */
-    simt_cell *touched; /* by blocks, a cell a byte, or NULL */
+    uint8_t *written;           /* a byte for each, or NULL: all count as written */
+    struct simt_touch *touched; /* one a byte, or NULL */
 };
 
 enum : unsigned {

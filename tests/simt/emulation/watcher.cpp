@@ -70,21 +70,23 @@ static inline bool is_atomic_tag(uint32_t tag) {
     return who >= SIMT_WHO_ATOMIC;
 }
 
-static enum fault meet_writes(const simt_worker *w, const simt_cell *cell, enum simt_access access) {
+static enum fault meet_writes(
+    const simt_worker *w, const simt_cell *cell, enum simt_access access, bool is_shared) {
     if (cell->write == SIMT_PENDING_TAG)
         return ON_ITS_WAY;
-    bool is_written = cell->write >= w->start;
-    if (!is_written)
-        return access == SIMT_READ || access == SIMT_ATOMIC_ACCESS ? NEVER_WRITTEN : NO_FAULT;
+    if (cell->write < w->start) /* not in this block */
+        return is_shared && (access == SIMT_READ || access == SIMT_ATOMIC_ACCESS) ? NEVER_WRITTEN : NO_FAULT;
     if (access == SIMT_ATOMIC_ACCESS && is_atomic_tag(cell->write))
         return NO_FAULT;
     return is_ordered(w, cell->write) ? NO_FAULT : AFTER_WRITE;
 }
 
-/* Checks one cell and notes the access in it. `old` gets what was there. */
-static enum fault touch_cell(simt_worker *w, simt_cell *cell, enum simt_access access, simt_cell *old) {
+/* Checks one cell and notes the access in it. `old` gets what was there. In device memory, other than in shared, a block finds what
+ * was written before. */
+static enum fault touch_cell(
+    simt_worker *w, simt_cell *cell, enum simt_access access, bool is_shared, simt_cell *old) {
     *old = *cell;
-    enum fault fault = meet_writes(w, cell, access);
+    enum fault fault = meet_writes(w, cell, access, is_shared);
     if (fault != NO_FAULT)
         return fault;
     bool is_read = cell->read >= w->start;
@@ -130,11 +132,11 @@ static bool equal_cells(const simt_cell *cells) {
 static enum fault touch_word(
     simt_worker *w, size_t word, size_t first, size_t end, enum simt_access access, simt_cell *old) {
     if (first == 0 && end == 4 && !is_split(w, word))
-        return touch_cell(w, &w->words[word], access, old);
+        return touch_cell(w, &w->words[word], access, true, old);
     split_word(w, word);
     simt_cell *bytes = &w->bytes[4 * word];
     for (size_t i = first; i < end; i++) {
-        enum fault fault = touch_cell(w, &bytes[i], access, old);
+        enum fault fault = touch_cell(w, &bytes[i], access, true, old);
         if (fault != NO_FAULT)
             return fault;
     }
@@ -233,28 +235,75 @@ void simt_forget_times(simt_worker *w) {
 
 /* ---- buffers ---- */
 
-/* Marks the bytes as touched by this block; false where another block touched one and either wrote. */
+/* Who touched a byte in which launch: launch number * LAUNCH + block, for writes + BY_ATOMICS when all were atomic. */
+enum : uint32_t {
+    LAUNCH = 1 << 20,
+    BY_ATOMICS = 1 << 19,
+    MANY_READ = BY_ATOMICS - 1,
+    MANY_BY_ATOMICS = LAUNCH - 1,
+    MOST_BLOCKS = BY_ATOMICS - 1, /* launches of more are not looked at */
+};
+
+/* Marks a byte as touched by this block; false where another block touched it and either wrote. */
 static bool touch_by_block(
-    simt_worker *w, simt_buffer *buffer, size_t offset, size_t bytes, enum simt_access access) {
-    enum : uint32_t { BLOCKS = 1 << 20, MANY = BLOCKS - 1, ATOMICS = BLOCKS - 2 };
-    if (w->launch->blocks >= ATOMICS)
-        return true;
-    uint32_t launch = (uint32_t)(w->launch->number % 4095 + 1) * BLOCKS;
+    const simt_worker *w, struct simt_touch *touch, uint32_t launch, enum simt_access access) {
     uint32_t mine = launch | (uint32_t)w->block_number;
-    for (simt_cell *cell = buffer->touched + offset, *end = cell + bytes; cell < end; cell++) {
-        uint32_t write = cell->write >= launch && cell->write < launch + BLOCKS ? cell->write : mine;
-        uint32_t read = cell->read >= launch && cell->read < launch + BLOCKS ? cell->read : mine;
-        if (write != mine && !(access == SIMT_ATOMIC_ACCESS && write == (launch | ATOMICS)))
-            return false;
-        if (access == SIMT_READ) {
-            cell->read = read == mine ? mine : launch | MANY;
-            continue;
-        }
-        if (read != mine)
-            return false;
-        cell->write = access == SIMT_ATOMIC_ACCESS ? launch | ATOMICS : mine;
+    uint32_t write = touch->write - launch < LAUNCH ? touch->write : 0; /* of this launch */
+    uint32_t read = touch->read - launch < LAUNCH ? touch->read : 0;
+    bool is_mine = write == 0 || write == mine || write == (mine | BY_ATOMICS);
+    if (!is_mine && !(access == SIMT_ATOMIC_ACCESS && (write & BY_ATOMICS) != 0))
+        return false;
+    if (access == SIMT_READ) {
+        touch->read = read == 0 || read == mine ? mine : launch | MANY_READ;
+        return true;
     }
+    if (read != 0 && read != mine)
+        return false;
+    if (access == SIMT_WRITE)
+        touch->write = mine;
+    else if (write != mine)
+        touch->write = is_mine ? mine | BY_ATOMICS : launch | MANY_BY_ATOMICS;
     return true;
+}
+
+/* The same among the threads of this block, as in shared memory. */
+static enum fault touch_in_block(
+    simt_worker *w, struct simt_touch *touch, uint32_t launch, enum simt_access access, simt_cell *old) {
+    uint32_t mine = launch | (uint32_t)w->block_number;
+    if (touch->block != mine)
+        touch->in_block = {0, 0};
+    touch->block = mine;
+    return touch_cell(w, &touch->in_block, access, false, old);
+}
+
+static void watch_races(simt_worker *w, simt_buffer *buffer, uintptr_t address, size_t bytes,
+    enum simt_access access, const void *code) {
+    char place[160], other[64];
+    uint32_t launch = (uint32_t)(w->launch->number % 4095 + 1) * LAUNCH;
+    const char *name = access_name(access);
+    if (w->launch->blocks > MOST_BLOCKS)
+        return;
+    simt_touched_create(buffer);
+    struct simt_touch *touch = buffer->touched + (address - buffer->begin);
+    simt_cell old = {0, 0};
+    for (size_t i = 0; i < bytes; i++) {
+        if (!touch_by_block(w, &touch[i], launch, access)) {
+            simt_describe(address, place, sizeof place);
+            simt_fail_at(NULL, code,
+                "race between blocks: %s of %zu bytes that another block of the launch has touched: %s", name,
+                bytes, place);
+            return;
+        }
+        enum fault fault = touch_in_block(w, &touch[i], launch, access, &old);
+        if (fault == NO_FAULT)
+            continue;
+        name_other(w, fault == AFTER_WRITE ? old.write : old.read, other, sizeof other);
+        simt_describe(address, place, sizeof place);
+        simt_fail_at(NULL, code,
+            "race in device memory: %s of %zu bytes after a %s by %s without a barrier between: %s", name,
+            bytes, fault == AFTER_WRITE ? "write" : "read", other, place);
+        return;
+    }
 }
 
 static bool all_written(const uint8_t *written, size_t bytes) {
@@ -277,15 +326,8 @@ static void watch_global(simt_worker *w, simt_buffer *buffer, uintptr_t address,
                 bytes, place);
         }
     }
-    if (!simt_settings.global_races)
-        return;
-    simt_touched_create(buffer);
-    if (!touch_by_block(w, buffer, offset, bytes, access)) {
-        simt_describe(address, place, sizeof place);
-        simt_fail_at(NULL, code,
-            "race between blocks: %s of %zu bytes that another block of the launch has touched: %s",
-            access_name(access), bytes, place);
-    }
+    if (simt_settings.global_races)
+        watch_races(w, buffer, address, bytes, access, code);
 }
 
 /* ---- all addresses ---- */
