@@ -541,14 +541,10 @@ int main(void) {
         status = kernels_cuda_create(0, &kernels);
     if (status == OK)
         status = kernels->stream_create(kernels, &stream);
-    if (status == OK) {
-        nccl_double_start();
+    if (status == OK)
         status = run_all(&ranks);
-    }
     if (status != OK)
         log_error("%s", failure_message());
-    else
-        nccl_double_stop();
     if (stream)
         kernels->stream_free(kernels, stream);
     kernels_free(kernels);

@@ -4,8 +4,8 @@
  * A piece of work (a group, or a call outside one) is one host function of its stream, so it runs in the stream's order: at once, or in the
  * emulation's lazy mode when something waits. Communicators are made without blocking, as the real ones with config.blocking = 0.
  *
- * nccl_double_start comes before everything else. Faults are set by nccl_double_set; they count pieces of work from 0, over all
- * communicators since the last nccl_double_set.
+ * It has a communicator of its own, made within MPI_Init_thread, so that any program can be linked with it. Faults are set by
+ * nccl_double_set; they count pieces of work from 0, over all communicators since the last nccl_double_set.
  */
 #ifndef NCCL_DOUBLE_H
 #define NCCL_DOUBLE_H
@@ -79,8 +79,6 @@ struct nccl_double_faults {
     double late_seconds;
 };
 
-void nccl_double_start(void); /* Collective over MPI_COMM_WORLD, after MPI_Init */
-void nccl_double_stop(void);  /* Collective, before MPI_Finalize */
 void nccl_double_set(const struct nccl_double_faults *faults); /* NULL: no faults */
 
 /* Pieces of work since the last nccl_double_set, and bytes that they sent. */

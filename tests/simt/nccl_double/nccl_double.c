@@ -106,18 +106,24 @@ static void release(ncclComm_t c) {
     free(c);
 }
 
-void nccl_double_start(void) {
-    MPI_Comm_dup(MPI_COMM_WORLD, &double_communicator);
-    MPI_Comm_rank(double_communicator, &double_rank);
+/* MPI's profiling interface lets the double make its communicator where all ranks meet, whoever starts MPI. */
+int MPI_Init_thread(int *argc, char ***argv, int required, int *provided) {
+    int code = PMPI_Init_thread(argc, argv, required, provided);
+    if (code != MPI_SUCCESS)
+        return code;
+    code = PMPI_Comm_dup(MPI_COMM_WORLD, &double_communicator);
+    PMPI_Comm_rank(MPI_COMM_WORLD, &double_rank);
+    return code;
 }
 
-void nccl_double_stop(void) {
+int MPI_Finalize(void) {
     while (aborted) {
         ncclComm_t next = aborted->next;
         release(aborted);
         aborted = next;
     }
-    MPI_Comm_free(&double_communicator);
+    PMPI_Comm_free(&double_communicator);
+    return PMPI_Finalize();
 }
 
 void nccl_double_set(const struct nccl_double_faults *faults) {
