@@ -55,7 +55,7 @@ void cuda_encode(struct stream *stream, const float *x, int32_t tokens, const st
     bool is_whole = is_in_fours(x, out->columns);
     struct encoded_place place = {
         (uint8_t *)out->data, out->stride, out->columns, has_whole_codes(out->data, out->stride)};
-    struct row_shape shape = row_shape(stream, tokens, fours_of(out->columns));
+    struct row_shape shape = shape_rows(stream, tokens, fours_of(out->columns));
     switch (out->encoding) {
     case ROWS_F32:
         place.whole = is_whole && is_in_fours(out->data, out->columns) && out->stride % 16 == 0;
@@ -103,7 +103,7 @@ void cuda_store_rows(struct stream *stream, const float *x, int32_t tokens, cons
     uintptr_t steps =
         (uintptr_t)rows->base | (uintptr_t)rows->block_bytes | (uintptr_t)rows->offset | (uintptr_t)bytes;
     bool has_whole_words = steps % 4 == 0;
-    struct row_shape shape = row_shape(stream, tokens, fours_of(rows->columns));
+    struct row_shape shape = shape_rows(stream, tokens, fours_of(rows->columns));
     switch (rows->encoding) {
     case ROWS_F32:
         has_whole_words = is_whole && steps % 16 == 0;
@@ -150,7 +150,7 @@ void cuda_decode(struct stream *stream, const struct rows *x, int32_t tokens, fl
     bool is_whole = is_in_fours(out, x->columns);
     struct encoded_place place = {
         (uint8_t *)x->data, x->stride, x->columns, has_whole_codes(x->data, x->stride)};
-    struct row_shape shape = row_shape(stream, tokens, fours_of(x->columns));
+    struct row_shape shape = shape_rows(stream, tokens, fours_of(x->columns));
     switch (x->encoding) {
     case ROWS_F32:
         place.whole = is_in_fours(x->data, x->columns) && x->stride % 16 == 0;
@@ -191,7 +191,7 @@ void cuda_round(
     if (tokens <= 0 || encoding == ROWS_F32)
         return;
     bool is_whole = is_in_fours(x, columns);
-    struct row_shape shape = row_shape(stream, tokens, fours_of(columns));
+    struct row_shape shape = shape_rows(stream, tokens, fours_of(columns));
     if (encoding == ROWS_FP8)
         LAUNCH(stream, round_values<ROWS_FP8>, shape.grid, shape.block, 0, x, tokens, columns, is_whole);
     else if (encoding == ROWS_FP4)
@@ -243,7 +243,7 @@ void cuda_embed(
         return;
     bool is_whole = is_in_fours(table->values, table->columns),
          out_is_whole = is_in_fours(out, table->columns);
-    struct row_shape shape = row_shape(stream, tokens, fours_of(table->columns));
+    struct row_shape shape = shape_rows(stream, tokens, fours_of(table->columns));
     dim3 grid = shape.grid, block = shape.block;
     struct matrix from = *table;
     switch (table->format) {

@@ -136,7 +136,7 @@ struct row_shape {
     dim3 grid, block;
 };
 
-static inline struct row_shape row_shape(const struct stream *stream, int32_t rows, int32_t fours) {
+static inline struct row_shape shape_rows(const struct stream *stream, int32_t rows, int32_t fours) {
     int32_t wide = (fours + WARP - 1) / WARP * WARP;
     wide = wide < ROW_BLOCK ? wide : ROW_BLOCK;
     int32_t high = ROW_BLOCK / wide, blocks = (rows + high - 1) / high;

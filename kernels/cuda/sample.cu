@@ -256,7 +256,9 @@ __device__ static inline double sum_exponentials(
 __device__ static inline void weigh(const struct row_memory &row, const float *logits, int32_t vocab,
     double most, double temperature, bool needs_buckets) {
     for (int32_t i = (int32_t)threadIdx.x; i < vocab; i += THREADS) {
-        double difference = ((double)logits[i] - most) / temperature;
+        double difference = (double)logits[i] - most;
+        if (temperature != 1) /* a division costs as much as half an exponential */
+            difference /= temperature;
         row.weight[i] = exp_of_negative(difference <= 0 ? difference : -INFINITY);
         if (!needs_buckets)
             continue;

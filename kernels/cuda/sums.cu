@@ -112,7 +112,7 @@ static __global__ void add_bias_rows(
 void cuda_add_bias(struct stream *stream, float *x, int32_t tokens, int32_t columns, const void *bias) {
     if (tokens <= 0)
         return;
-    struct row_shape shape = row_shape(stream, tokens, fours_of(columns));
+    struct row_shape shape = shape_rows(stream, tokens, fours_of(columns));
     LAUNCH(stream, add_bias_rows, shape.grid, shape.block, 0, x, tokens, columns, (const uint16_t *)bias,
         is_in_fours(x, columns), is_in_fours_bf16(bias, columns));
 }
@@ -140,7 +140,7 @@ void cuda_combine(struct stream *stream, const float *shared, const float *route
     if (tokens <= 0)
         return;
     bool whole = is_in_fours(shared, columns) && is_in_fours(routed, columns) && is_in_fours(out, columns);
-    struct row_shape shape = row_shape(stream, tokens, fours_of(columns));
+    struct row_shape shape = shape_rows(stream, tokens, fours_of(columns));
     LAUNCH(stream, combine_rows, shape.grid, shape.block, 0, shared, routed, place, tokens, k, columns, whole,
         out);
 }
@@ -162,7 +162,7 @@ static __global__ void copy_listed_rows(const struct row_copy *list, int32_t cou
 void cuda_copy_rows(struct stream *stream, const struct row_copy *list, int32_t count, int32_t columns) {
     if (count <= 0)
         return;
-    struct row_shape shape = row_shape(stream, count, fours_of(columns));
+    struct row_shape shape = shape_rows(stream, count, fours_of(columns));
     LAUNCH(stream, copy_listed_rows, shape.grid, shape.block, 0, list, count, columns);
 }
 
@@ -195,7 +195,7 @@ void cuda_compress_pairs(
     if (groups <= 0)
         return;
     bool whole = is_in_fours(kv, columns) && is_in_fours(gate, columns) && is_in_fours(out, columns);
-    struct row_shape shape = row_shape(stream, groups, fours_of(columns));
+    struct row_shape shape = shape_rows(stream, groups, fours_of(columns));
     LAUNCH(stream, compress_row_pairs, shape.grid, shape.block, 0, kv, gate, groups, columns, whole, out);
 }
 
@@ -221,7 +221,7 @@ void cuda_start_streams(struct stream *stream, const float *x, int32_t tokens, i
     if (tokens <= 0)
         return;
     bool whole = is_in_fours(x, columns) && is_in_fours(streams, columns);
-    struct row_shape shape = row_shape(stream, tokens, fours_of(columns));
+    struct row_shape shape = shape_rows(stream, tokens, fours_of(columns));
     LAUNCH(stream, start_token_streams, shape.grid, shape.block, 0, x, tokens, streams_count, columns, whole,
         streams, pre);
 }
@@ -272,7 +272,7 @@ void cuda_expand(struct stream *stream, const float *x, const float *post, const
     }
     bool whole = is_in_fours(x, columns) && is_in_fours(streams, columns);
     struct expand_call call = {x, post, comb, streams, tokens, streams_count, columns, whole};
-    struct row_shape shape = row_shape(stream, tokens, fours_of(columns));
+    struct row_shape shape = shape_rows(stream, tokens, fours_of(columns));
     if (streams_count == USUAL_STREAMS)
         LAUNCH(stream, expand_streams<true>, shape.grid, shape.block, 0, call);
     else
