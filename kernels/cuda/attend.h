@@ -1,9 +1,9 @@
 /* Sparse attention: what its kernels share.
  *
- * The rows a token sees are taken in chunks of CHUNK: its window rows, then its chosen rows, both ascending. A chunk gives per head
- * its largest score, the sum of its weights relative to that, and its rows' sum by these weights. Chunks are merged in
- * order, beginning with the sink, by merge_chunk. So a block that takes all chunks of a token and blocks that take one each come to the
- * same bits, and nothing depends on other tokens.
+ * The rows a token sees are taken in chunks of CHUNK: its window rows, then its chosen rows, both ascending. A chunk
+ * gives per head its largest score, the sum of its weights relative to that, and its rows' sum by these weights.
+ * Chunks are merged in order, beginning with the sink, by merge_chunk. So a block that takes all chunks of a token
+ * and blocks that take one each come to the same bits, and nothing depends on other tokens.
  */
 #ifndef NOCTURNE_CUDA_ATTEND_H
 #define NOCTURNE_CUDA_ATTEND_H

@@ -1,5 +1,5 @@
-/* Sparse attention, the plain version: float32 sums, rows decoded where they are used. It serves the float32 rows of the exact
- * mode and rows too long for the tiles. */
+/* Sparse attention, the plain version: float32 sums, rows decoded where they are used. It serves the float32 rows of
+ * the exact mode and rows too long for the tiles. */
 #include "kernels/cuda/attend.h"
 
 enum { PLAIN_THREADS = 128, PLAIN_WARPS = PLAIN_THREADS / WARP };

@@ -1,13 +1,15 @@
 /* Sparse attention by tensor cores, for FP8 and FP4 rows.
  *
- * A block takes HEADS heads of a token and meets its rows chunk by chunk: encoded rows are copied asynchronously while the chunk before
- * is worked on, and decoded to BF16, which holds them exactly. Queries and weights are split into two BF16 terms, so
- * that their products lack 2^-17 of them at most. Columns of a unit lie in the order of pairs.h, in queries and rows alike; 16-byte
- * units of a row are permuted by its number, lest matrix loads meet one bank.
+ * A block takes HEADS heads of a token and meets its rows chunk by chunk: encoded rows are copied asynchronously
+ * while the chunk before is worked on, and decoded to BF16, which holds them exactly. Queries and weights are split
+ * into two BF16 terms, so that their products lack 2^-17 of them at most. Columns of a unit lie in the order of
+ * pairs.h, in queries and rows alike; 16-byte units of a row are permuted by its number, lest matrix loads meet one
+ * bank.
  *
- * Warps of a block share out a chunk's scores as two halves of its rows times four quarters of the columns, whose sums meet in shared memory;
- * and its sums by columns. With few tokens each chunk gets a block of its own; its top, sum and row sums go through scratch memory
- * to attend_merge, which merges them as the block that takes all chunks does.
+ * Warps of a block share out a chunk's scores as two halves of its rows times four quarters of the columns, whose
+ * sums meet in shared memory; and its sums by columns. With few tokens each chunk gets a block of its own; its top,
+ * sum and row sums go through scratch memory to attend_merge, which merges them as the block that takes all chunks
+ * does.
  */
 #include "kernels/cuda/attend.h"
 #include "kernels/cuda/mma.h"
@@ -165,8 +167,8 @@ template <enum row_encoding encoding> __device__ static inline uint4 decode_unit
         multiply_pairs(pairs[2], scale), multiply_pairs(pairs[3], scale));
 }
 
-/* Columns beyond the last are zeros. A thread decodes one unit of every few rows, BATCH of them at a time, so that they do not wait for
- * shared memory one by one. */
+/* Columns beyond the last are zeros. A thread decodes one unit of every few rows, BATCH of them at a time, so that
+ * they do not wait for shared memory one by one. */
 template <int width, enum row_encoding encoding>
 __device__ static inline void decode_rows(int32_t columns, struct tile_memory<width> *memory) {
     const int32_t units = width / UNIT, step = THREADS / units;

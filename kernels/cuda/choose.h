@@ -1,9 +1,9 @@
 /* The index: what its kernels share.
  *
- * Tokens are taken in batches whose scores fit a fixed budget of memory, whatever the context. A token's list of rows is all that
- * it sees, or those of its candidate blocks; a place is an index into it. Scores are kept as sort keys, order-preserving
- * integers in which 0 means never chosen, and the best of a list are found in segments, then among the segments' best: the set is
- * the same however it is found.
+ * Tokens are taken in batches whose scores fit a fixed budget of memory, whatever the context. A token's list of rows
+ * is all that it sees, or those of its candidate blocks; a place is an index into it. Scores are kept as sort keys,
+ * order-preserving integers in which 0 means never chosen, and the best of a list are found in segments, then among
+ * the segments' best: the set is the same however it is found.
  */
 #ifndef NOCTURNE_CUDA_CHOOSE_H
 #define NOCTURNE_CUDA_CHOOSE_H
@@ -34,8 +34,8 @@ struct choose_call {
 /* Any keys and shapes, a thread a row; heads are added in order: choose_plain.cu. */
 void score_plain(struct stream *stream, const struct choose_call *call);
 
-/* FP4 keys, by tensor cores: choose_tiled.cu. The dot product of a scale group is exact, groups are added in order, then heads: a
- * lane adds its pair of every eight, lanes are folded by halves. */
+/* FP4 keys, by tensor cores: choose_tiled.cu. The dot product of a scale group is exact, groups are added in order,
+ * then heads: a lane adds its pair of every eight, lanes are folded by halves. */
 bool is_score_tiled(const struct choose_call *call);
 int64_t packed_query_bytes(int32_t heads); /* of a token, a multiple of 16 */
 void score_tiled(struct stream *stream, const struct choose_call *call);
@@ -56,7 +56,8 @@ __host__ __device__ static inline int32_t selected_count(
 /* Any number of places, one block a token: choose_plain.cu. */
 void select_plain(struct stream *stream, const struct choose_call *call, enum selected kind);
 
-/* Up to MOST_SELECTED places, by segments: choose_select.cu. survivor_bytes: for a token of `length` places, a multiple of 16. */
+/* Up to MOST_SELECTED places, by segments: choose_select.cu. survivor_bytes: for a token of `length` places, a
+ * multiple of 16. */
 enum { MOST_SELECTED = 8192 };
 int64_t survivor_bytes(int64_t length, int64_t count);
 void select_segments(struct stream *stream, const struct choose_call *call, enum selected kind);
@@ -106,7 +107,8 @@ __device__ static inline int32_t selected_value(
     return kind == SELECT_ROWS ? listed_row(call, token, place) : place;
 }
 
-/* Ends a token's list after `filled` values, by one thread a place from `thread` on: the newest block if anything in it is live, then -1. */
+/* Ends a token's list after `filled` values, each thread some places: the newest block if anything in it is live,
+ * then -1. */
 __device__ static inline void end_list(const struct choose_call *call, enum selected kind, int32_t token,
     int32_t filled, int32_t thread, int32_t threads) {
     int32_t *list = selected_list(call, kind, token);

@@ -1,5 +1,5 @@
-/* The index, the plain version: float32 dot products, and a selection that reads a token's whole list again for each bit. It serves the
- * float32 keys of the exact mode, and counts and shapes that the fast kernels do not take. */
+/* The index, the plain version: float32 dot products, and a selection that reads a token's whole list again for each
+ * bit. It serves the float32 keys of the exact mode, and counts and shapes that the fast kernels do not take. */
 #include "kernels/cuda/choose.h"
 
 enum { PLAIN_THREADS = 256, PLAIN_WARPS = PLAIN_THREADS / WARP };
@@ -80,7 +80,8 @@ __device__ static inline uint32_t plain_threshold(
     return threshold;
 }
 
-/* Places before this thread's, within the block's next PLAIN_THREADS, of which `taken` holds; *all: within all of them. */
+/* Places before this thread's, within the block's next PLAIN_THREADS, of which `taken` holds; *all: within all of
+ * them. */
 __device__ static inline int32_t count_before(
     struct plain_memory *memory, int32_t turn, bool taken, int32_t *all) {
     int32_t warp = (int32_t)threadIdx.x / WARP;

@@ -1,6 +1,7 @@
-/* The best of long lists: a block finds the best of a segment of SEGMENT keys, which it holds in registers; the segments' best make a
- * shorter list, and so on until one segment is left. The threshold is found bit by bit from the top, all by counting, so that no order of
- * work can show. Among equal keys the lower place wins: survivors keep their order.
+/* The best of long lists: a block finds the best of a segment of SEGMENT keys, which it holds in registers; the
+ * segments' best make a shorter list, and so on until one segment is left. The threshold is found bit by bit from the
+ * top, all by counting, so that no order of work can show. Among equal keys the lower place wins: survivors keep
+ * their order.
  */
 #include "kernels/cuda/choose.h"
 
@@ -88,8 +89,8 @@ __device__ static inline uint32_t find_threshold(
     return threshold;
 }
 
-/* How keys are taken: all larger than the threshold and the first `ties` of those equal to it. Counts are the warp's, and
- * before it in the segment. */
+/* How keys are taken: all larger than the threshold and the first `ties` of those equal to it. Counts are the warp's,
+ * and before it in the segment. */
 struct taking {
     uint32_t threshold;
     int32_t ties;
@@ -187,7 +188,8 @@ __device__ static inline void take_keys(
     }
 }
 
-/* Block (segment, token) of the list after `level` rounds; the best go into the next list, or into the token's own if `is_last`. */
+/* Block (segment, token) of the list after `level` rounds; the best go into the next list, or into the token's own if
+ * `is_last`. */
 template <bool is_last>
 static __global__ void select_segment(struct choose_call call, enum selected kind, int32_t level,
     struct survivors from, struct survivors next) {

@@ -1,9 +1,10 @@
 /* Index scores by tensor cores: FP4 keys and queries.
  *
- * FP4 values are small multiples of a half, times a power of two that all of a group share: the dot product of a group is exact in the tensor
- * cores' sums, whose own order cannot show. Groups, then heads by weight, are added in float32. A warp keeps WARP_ROWS keys in registers and meets the tokens of its block one
- * after the other; their packed queries come through shared memory. Keys are loaded again only where a token has another
- * sequence or list. Columns of a group lie in the order that makes one word of codes a lane's part of two products.
+ * FP4 values are small multiples of a half, times a power of two that all of a group share: the dot product of a
+ * group is exact in the tensor cores' sums, whose own order cannot show. Groups, then heads by weight, are added in
+ * float32. A warp keeps WARP_ROWS keys in registers and meets the tokens of its block one after the other; their
+ * packed queries come through shared memory. Keys are loaded again only where a token has another sequence or list.
+ * Columns of a group lie in the order that makes one word of codes a lane's part of two products.
  */
 #include "kernels/cuda/choose.h"
 #include "kernels/cuda/encode.h"
@@ -23,8 +24,8 @@ enum {
     UNITS = MOST_COLUMNS / UNIT,
 };
 
-/* A query of one head, packed: BF16 values [MOST_COLUMNS], 16-byte units permuted by the head's number. After those of all heads
- * of a token come their weights; heads are padded to whole tiles. */
+/* A query of one head, packed: BF16 values [MOST_COLUMNS], 16-byte units permuted by the head's number. After those
+ * of all heads of a token come their weights; heads are padded to whole tiles. */
 enum {
     QUERY_BYTES = MOST_COLUMNS * 2,
     HEAD_BYTES = QUERY_BYTES + 4,
@@ -132,8 +133,9 @@ __device__ static inline int32_t lane_place(int32_t m, int32_t half) {
     return (int32_t)blockIdx.x * BLOCK_ROWS + warp * WARP_ROWS + m * 16 + half * 8 + row;
 }
 
-/* Which keys the warp holds: places before `reach` of a sequence's rows. Tokens between two of a sequence may have been passed over, so
- * that the second one's rows can reach further. seen: bit m * 2 + half tells of a list's token whether it sees that row. */
+/* Which keys the warp holds: places before `reach` of a sequence's rows. Tokens between two of a sequence may have
+ * been passed over, so that the second one's rows can reach further. seen: bit m * 2 + half tells of a list's token
+ * whether it sees that row. */
 struct held_keys {
     int32_t sequence, reach; /* -1: none */
     uint32_t seen;

@@ -1,8 +1,8 @@
 /* Pairs of BF16 values, two a word (the lower half first), and codes that are decoded into them.
  *
- * Eight neighbouring codes make four pairs (value i, value i + 4): so both halves of a word take the same shifts. Values are laid into
- * BF16's places with their own exponents, and a power of two corrects the bias, which makes denormal codes come out right, too. All
- * results are exact but products below BF16's smallest normal number.
+ * Eight neighbouring codes make four pairs (value i, value i + 4): so both halves of a word take the same shifts.
+ * Values are laid into BF16's places with their own exponents, and a power of two corrects the bias, which makes
+ * denormal codes come out right, too. All results are exact but products below BF16's smallest normal number.
  */
 #ifndef NOCTURNE_CUDA_PAIRS_H
 #define NOCTURNE_CUDA_PAIRS_H

@@ -1,6 +1,8 @@
-/* What the tests of attention and choice share: the backends under test, arrays on their devices, and key/value rows in blocks.
+/* What the tests of attention and choice share: the backends under test, arrays on their devices, and key/value rows
+ * in blocks.
  *
- * The CUDA backend runs twice, as on a device of one multiprocessor and on one of many: launch shapes differ, bits must not. */
+ * The CUDA backend runs twice, as on a device of one multiprocessor and on one of many: launch shapes differ, bits
+ * must not. */
 #ifndef NOCTURNE_TESTS_SIMT_BLOCKS_CHECK_H
 #define NOCTURNE_TESTS_SIMT_BLOCKS_CHECK_H
 

@@ -1,4 +1,5 @@
-/* Sparse attention of the CUDA backend against the CPU's; bits of tokens alone, in batches, and on devices of different size. */
+/* Sparse attention of the CUDA backend against the CPU's; bits of tokens alone, in batches, and on devices of
+ * different size. */
 #include "blocks_check.h"
 
 enum { NO_ROWS = -1, MOST_TOKENS = 8, SEQUENCES = 3 };

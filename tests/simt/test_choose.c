@@ -1,5 +1,6 @@
-/* The index choice of the CUDA backend against the CPU's, on scores that are exact whatever the order of their sums, and against
- * scores in double where they are not; bits of tokens alone, in batches, and on devices of different size. */
+/* The index choice of the CUDA backend against the CPU's, on scores that are exact whatever the order of their sums,
+ * and against scores in double where they are not; bits of tokens alone, in batches, and on devices of different
+ * size. */
 #include "blocks_check.h"
 
 enum { SEQUENCES = 3 };
