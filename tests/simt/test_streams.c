@@ -132,7 +132,7 @@ static void check_mix(int32_t tokens, int32_t streams, int32_t columns) {
     c.x = x;
     c.base = base;
     c.scale = scale;
-    struct trial trial = {"mix", run_mix, &c, tokens, (size_t)rows * 4, NULL, 1e-4};
+    struct trial trial = {"mix", run_mix, &c, tokens, (size_t)rows * 4, NULL, 1e-5};
     compare_backends(&trial);
     free_matrix(&c.matrix);
     free(x);
