@@ -200,7 +200,7 @@ __device__ static void check_choices(
         before = experts[j];
     }
     if (!fine)
-        *refused = token + 1;
+        atomicMax(refused, token + 1);
 }
 
 struct pack_memory {

@@ -78,7 +78,7 @@ struct exchange_work {
     int32_t *pair_row;  /* [arrivals] */
     float *pair_weight; /* [arrivals] */
     int32_t *
-        refused; /* becomes 1 + the first token seen whose experts do not ascend or do not exist; such a token's rows
+        refused; /* becomes 1 + the highest token whose experts do not ascend or do not exist; such a token's rows
                            may go nowhere, but nothing else is harmed */
 };
 
