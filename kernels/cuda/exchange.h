@@ -77,9 +77,9 @@ struct exchange_work {
     int32_t *start;     /* [local experts + 1] */
     int32_t *pair_row;  /* [arrivals] */
     float *pair_weight; /* [arrivals] */
-    int32_t *
-        refused; /* becomes 1 + the highest token whose experts do not ascend or do not exist; such a token's rows
-                           may go nowhere, but nothing else is harmed */
+    /* Becomes 1 + the highest token whose experts do not ascend or do not exist. Such a token's rows may go nowhere, but nothing else
+     * is harmed. */
+    int32_t *refused;
 };
 
 /* CUDA's name of a stream of the backend. */
