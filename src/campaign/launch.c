@@ -4,6 +4,7 @@
 #include "base/log.h"
 #include "base/signals.h"
 #include "cluster/collectives.h"
+#include "cluster/devices.h"
 #include "model/sequence.h" /* model_blocks */
 
 #include <stdio.h>  /* snprintf, fopen */
@@ -104,19 +105,39 @@ enum result launch_begin(const struct launch_options *options, struct launch *la
 
 /* ---- opening ---- */
 
-static enum result open_kernels(struct launch *launch, const struct launch_options *options) {
-    const char *why = NULL, *backend = options->backend;
+/* The backend that was asked for, else CUDA where every rank sees a device. Collective over the run. */
+static enum result choose_backend(
+    const struct launch *launch, const struct launch_options *options, bool *is_cuda) {
+    const char *why = NULL;
     int32_t devices = kernels_cuda_devices(&why);
-    if (!backend)
-        backend = devices > 0 && !options->cpu_kernels ? "cuda" : "cpu";
-    if (strcmp(backend, "cpu") == 0)
-        return kernels_cpu_create(launch->ranks.threads, options->cpu_kernels, &launch->kernels);
-    if (strcmp(backend, "cuda") != 0)
-        return fail(ERROR_USAGE, "--backend %s: give cpu or cuda", backend);
-    if (options->cpu_kernels)
-        return fail(ERROR_USAGE, "--cpu-kernels goes with --backend cpu");
-    /* A launcher that shows each rank one device of its own numbers it 0 for all. */
-    return kernels_cuda_create(devices == 1 ? 0 : launch->ranks.node_rank, &launch->kernels);
+    int64_t with_device = devices > 0;
+    enum result status = OK;
+    *is_cuda = false;
+    TRY(group_sum(launch->ranks.world, "start: devices", &with_device, 1));
+    if (!options->backend)
+        *is_cuda = with_device == launch->ranks.count && !options->cpu_kernels;
+    else if (strcmp(options->backend, "cuda") == 0)
+        *is_cuda = true;
+    else if (strcmp(options->backend, "cpu") != 0)
+        status = fail(ERROR_USAGE, "--backend %s: give cpu or cuda", options->backend);
+    if (*is_cuda && options->cpu_kernels)
+        status = fail(ERROR_USAGE, "--cpu-kernels goes with --backend cpu");
+    else if (*is_cuda && devices == 0)
+        status = fail(ERROR_USAGE, "--backend cuda: %s", why);
+    return ranks_agree(launch->ranks.world, status);
+}
+
+/* Collective over the run. */
+static enum result open_kernels(struct launch *launch, const struct launch_options *options) {
+    struct group *world = launch->ranks.world;
+    bool is_cuda = false;
+    TRY(choose_backend(launch, options, &is_cuda));
+    if (!is_cuda)
+        return ranks_agree(
+            world, kernels_cpu_create(launch->ranks.threads, options->cpu_kernels, &launch->kernels));
+    struct device_choice device;
+    TRY(devices_choose(&launch->ranks, &device));
+    return ranks_agree(world, kernels_cuda_create(device.number, &launch->kernels));
 }
 
 enum { KERNEL_NAME_BYTES = 64 };
@@ -155,7 +176,7 @@ static enum result open_checkpoint(struct launch *launch, const char *folder, co
 enum result launch_open(struct launch *launch, const struct launch_options *options, const char *model_folder,
     const char *fingerprint) {
     struct group *world = launch->ranks.world;
-    TRY(ranks_agree(world, open_kernels(launch, options)));
+    TRY(open_kernels(launch, options));
     TRY(compare_kernels(launch));
     TRY(ranks_agree(world, open_checkpoint(launch, model_folder, fingerprint)));
     return ranks_agree(world, tokenizer_load(model_folder, &launch->tokenizer));
@@ -166,6 +187,7 @@ enum result launch_model(
     model->kernels = launch->kernels;
     model->mapped_weights = options->mapped_weights;
     model->supernode = launch->ranks.supernode_group;
+    model->node = launch->ranks.node;
     model->context = checkpoint_config(launch->checkpoint)->max_position_embeddings;
     model->kv_bytes = options->kv_memory;
     if (!model->kv_bytes && launch->kernels->shares_host_memory)

@@ -186,7 +186,9 @@ static enum result enqueue_draws(
         k->sample(lane->stream, m->logits, count, model->config->vocab_size, m->draws,
             (const struct sample_adjustment *)((const uint8_t *)m->draws + head), m->drawn);
         k->copy_out(lane->stream, results, m->drawn, result_bytes);
-        status = k->synchronize(lane->stream);
+        status = exchange_wait(lane->exchange);
+        if (status == OK)
+            status = k->synchronize(lane->stream);
     }
     free(rows);
     free(all.items);

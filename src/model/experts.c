@@ -18,6 +18,16 @@ MUST_CHECK enum result grow_device(struct model *model, void *pointer, int64_t *
     return OK;
 }
 
+/* Whether rows pass through host memory on their way between device and exchange. */
+static bool is_staged(const struct model *model) {
+    return !model->kernels->shares_host_memory && !exchange_on_device(model->lane->exchange);
+}
+
+/* The host reads and writes what the device made or needs, unless the exchange is on the device, too. */
+static enum result wait_for_device(struct model *model) {
+    return exchange_on_device(model->lane->exchange) ? OK : model->kernels->synchronize(model->lane->stream);
+}
+
 /* The shared expert in two halves, so that both of the exchange's journeys have work beside them. */
 static enum result shared_expert_up(
     struct model *model, const struct layer_weights *w, const struct rows *x, int32_t tokens) {
@@ -76,7 +86,7 @@ static enum result run_arrivals(
         .start = arrivals->start,
         .row = arrivals->pair_row,
         .weight = arrivals->pair_weight};
-    if (!k->shares_host_memory) {
+    if (is_staged(model)) {
         TRY(grow_device(model, &m->arrived, &m->arrived_bytes, in_bytes));
         TRY(grow_device(model, &m->pair_out, &m->pair_out_bytes, out_bytes));
         TRY(upload_pairs(model, &pairs));
@@ -85,12 +95,12 @@ static enum result run_arrivals(
         out = m->pair_out;
     }
     k->experts(model->lane->stream, &x, &pairs, w->experts, model->config->swiglu_limit, out);
-    if (!k->shares_host_memory)
+    if (is_staged(model))
         k->copy_out(model->lane->stream, arrivals->outputs, out, (size_t)out_bytes);
-    return k->synchronize(model->lane->stream);
+    return wait_for_device(model);
 }
 
-/* What the dispatch sends, as the host sees it. */
+/* What the dispatch sends, where the exchange looks for it. */
 struct choices {
     const void *rows;
     const int32_t *experts;
@@ -112,13 +122,13 @@ static enum result choose_experts(struct model *model, const struct layer_weight
         w->gate_bias_vl, is_image, chosen, c->norm_topk_prob, c->routed_scaling_factor, m->expert_id,
         m->expert_weight);
     *choices = (struct choices){x_rows->data, m->expert_id, m->expert_weight};
-    if (!k->shares_host_memory) {
+    if (is_staged(model)) {
         k->copy_out(model->lane->stream, m->host_rows, x_rows->data, (size_t)(x_rows->stride * tokens));
         k->copy_out(model->lane->stream, m->host_expert_id, m->expert_id, sizeof(int32_t) * pairs);
         k->copy_out(model->lane->stream, m->host_expert_weight, m->expert_weight, sizeof(float) * pairs);
         *choices = (struct choices){m->host_rows, m->host_expert_id, m->host_expert_weight};
     }
-    return k->synchronize(model->lane->stream);
+    return wait_for_device(model);
 }
 
 /* Sums the shared expert's output and those of the chosen experts. */
@@ -130,7 +140,7 @@ static enum result sum_outputs(
     const float *routed = combined->outputs;
     const int32_t *place = combined->place;
     (void)stopwatch_switch(WORK_EXPERTS);
-    if (!k->shares_host_memory) {
+    if (is_staged(model)) {
         int64_t bytes = combined->rows * hidden * (int64_t)sizeof(float);
         TRY(grow_device(model, &m->routed, &m->routed_bytes, bytes));
         k->copy_in(model->lane->stream, m->routed, routed, (size_t)bytes);

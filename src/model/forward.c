@@ -578,7 +578,9 @@ static enum result run_layers(struct model *model, const struct span *spans, int
     prepare_lower(model, spans, count);
     prepare_upper(model, spans, count);
     int64_t most[2] = {m->lower.tokens, m->upper.tokens};
+    int32_t own = most[0] > most[1] ? m->lower.tokens : m->upper.tokens;
     TRY(group_max(model->options.supernode, "the size of a step", most, 2));
+    TRY(exchange_begin_step(model->lane->exchange, own));
     if (most[0])
         TRY(run_lower(model, spans, count, groups));
     TRY(gather_upper(model, spans, count, any_tail));
@@ -626,7 +628,9 @@ enum result model_step_begin(struct model *model, int32_t lane, const struct spa
 enum result model_step_end(struct model *model, int32_t lane) {
     struct lane *own = &model->lanes[lane];
     enum work_part before = stopwatch_switch(WORK_WAITING);
-    enum result status = model->kernels->synchronize(own->stream);
+    enum result status = exchange_wait(own->exchange);
+    if (status == OK)
+        status = model->kernels->synchronize(own->stream);
     (void)stopwatch_switch(WORK_SCHEDULING);
     own->in_flight = false;
     if (status == OK)

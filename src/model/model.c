@@ -267,6 +267,11 @@ static enum result create_exchange(struct model *model) {
         .most_tokens = model->options.step_tokens,
         .row_bytes = row_bytes(model->activation, c->hidden_size),
         .columns = c->hidden_size};
+    if (!model->kernels->shares_host_memory) {
+        options.kernels = model->kernels;
+        options.stream = model->lane->stream;
+        options.node = model->options.node;
+    }
     return exchange_create(model->options.supernode, &options, &model->lane->exchange);
 }
 

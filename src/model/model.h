@@ -19,6 +19,7 @@ enum numeric_mode {
 struct model_options {
     const struct kernels *kernels;
     struct group *supernode; /* ranks that share the experts and Engram rows */
+    int32_t node;            /* number of this rank's node among the run's (ranks.h) */
     enum numeric_mode mode;
     int32_t step_tokens;    /* most tokens this rank runs in one step; the same on all ranks */
     int32_t step_sequences; /* most sequences in one step */
