@@ -165,6 +165,7 @@ static void test_attend_all(void **state) {
     check_attend_all(64, 2, 64, 2, SPLIT_TOLERANCE);
     check_attend_all(65, 2, 64, 2, SPLIT_TOLERANCE);
     check_attend_all(200, 3, 64, 2, SPLIT_TOLERANCE);
+    check_attend_all(1030, 1, 64, 2, SPLIT_TOLERANCE);
     check_attend_all(70, 1, 30, 2, SPLIT_TOLERANCE);
     check_attend_all(40, 1, 80, 2, SPLIT_TOLERANCE);
     check_attend_all(66, 1, 128, 2, SPLIT_TOLERANCE);
