@@ -34,8 +34,7 @@ struct choose_call {
 /* Any keys and shapes, a thread a row; heads are added in order: choose_plain.cu. */
 void score_plain(struct stream *stream, const struct choose_call *call);
 
-/* FP4 keys, by tensor cores: choose_tiled.cu. The dot product of a scale group is exact, groups are added in order,
- * then heads: a lane adds its pair of every eight, lanes are folded by halves. */
+/* FP4 keys, by tensor cores: choose_tiled.cu, which tells the order of sums. */
 bool is_score_tiled(const struct choose_call *call);
 int64_t packed_query_bytes(int32_t heads); /* of a token, a multiple of 16 */
 void score_tiled(struct stream *stream, const struct choose_call *call);
@@ -72,7 +71,8 @@ __device__ static inline int32_t visible_rows(const struct choose_call *call, in
 __device__ static inline int32_t listed_row(const struct choose_call *call, int32_t token, int32_t place) {
     int32_t row = place;
     if (call->choice.use_candidates) {
-        int32_t size = call->choice.block_size, number = place / size;
+        int32_t size = call->choice.block_size;
+        int32_t number = (int32_t)((uint32_t)place / (uint32_t)size);
         int32_t block = call->candidates[(int64_t)token * call->choice.block_limit + number];
         row = block < 0 ? -1 : block * size + (place - number * size);
     }

@@ -1,10 +1,16 @@
 /* Index scores by tensor cores: FP4 keys and queries.
  *
- * FP4 values are small multiples of a half, times a power of two that all of a group share: the dot product of a
- * group is exact in the tensor cores' sums, whose own order cannot show. Groups, then heads by weight, are added in
- * float32. A warp keeps WARP_ROWS keys in registers and meets the tokens of its block one after the other; their
- * packed queries come through shared memory. Keys are loaded again only where a token has another sequence or list.
- * Columns of a group lie in the order that makes one word of codes a lane's part of two products.
+ * FP4 values are small multiples of a half, times a power of two that a group of columns shares: a dot product is
+ * exact in the tensor cores' sums, whose own order then cannot show, unless the scales of its groups lie further
+ * apart than about 2^10. Heads are added by weight in float32: a lane adds its pair of every eight, lanes are folded
+ * by halves.
+ *
+ * A warp keeps WARP_ROWS keys in registers and meets the tokens of its block one after the other; their packed
+ * queries come through shared memory. Keys are loaded again only where a token has another sequence or list. Columns
+ * of a group lie in the order that makes one word of codes a lane's part of two products.
+ *
+ * Kernels exist for keys of one group and of up to MOST_GROUPS, zeros where there are fewer; for rows that begin at
+ * multiples of 4 bytes (whole) and others; for lists of candidate blocks and for all visible rows.
  */
 #include "kernels/cuda/choose.h"
 #include "kernels/cuda/encode.h"
@@ -83,11 +89,9 @@ static __global__ void pack_queries(struct choose_call call) {
 /* ---- keys ---- */
 
 /* A warp's rows. Of each tile a lane has parts of the rows lane / 4 and that + 8, as products want them. */
-struct key_tile {
-    uint32_t values[ROW_TILES][MOST_GROUPS][2][4];
-};
+template <int groups> struct key_tile { uint32_t values[ROW_TILES][groups][2][4]; };
 
-/* Four bytes; whole: at a multiple of 4. */
+/* Four bytes. */
 template <bool whole> __device__ static inline uint32_t load_codes(const uint8_t *from) {
     if (whole)
         return *(const uint32_t *)from;
@@ -95,29 +99,28 @@ template <bool whole> __device__ static inline uint32_t load_codes(const uint8_t
 }
 
 /* This lane's part of an encoded row. */
-struct lane_codes {
-    uint32_t codes[MOST_GROUPS];
-    uint8_t scale[MOST_GROUPS];
+template <int groups> struct lane_codes {
+    uint32_t codes[groups];
+    uint8_t scale[groups];
 };
 
-template <bool whole>
-__device__ static inline struct lane_codes load_row(const uint8_t *row, int32_t columns) {
+template <int groups, bool whole>
+__device__ static inline void load_row(const uint8_t *row, int32_t columns, struct lane_codes<groups> *part) {
     int32_t lane = (int32_t)threadIdx.x % 4;
-    struct lane_codes part;
 #pragma unroll
-    for (int32_t g = 0; g < MOST_GROUPS; g++) {
+    for (int32_t g = 0; g < groups; g++) {
         bool is_there = g * GROUP < columns;
-        part.codes[g] = is_there ? load_codes<whole>(row + g * (GROUP / 2) + lane * 4) : 0;
-        part.scale[g] = is_there ? row[columns / 2 + g] : 0;
+        part->codes[g] = is_there ? load_codes<whole>(row + g * (GROUP / 2) + lane * 4) : 0;
+        part->scale[g] = is_there ? row[columns / 2 + g] : 0;
     }
-    return part;
 }
 
 /* Half `half` of tile m. */
+template <int groups>
 __device__ static inline void decode_row(
-    struct key_tile *keys, int32_t m, int32_t half, const struct lane_codes *part) {
+    struct key_tile<groups> *keys, int32_t m, int32_t half, const struct lane_codes<groups> *part) {
 #pragma unroll
-    for (int32_t g = 0; g < MOST_GROUPS; g++) {
+    for (int32_t g = 0; g < groups; g++) {
         uint32_t scale = both_halves(e8m0_value(part->scale[g]));
 #pragma unroll
         for (int32_t k = 0; k < 2; k++) {
@@ -152,16 +155,15 @@ __device__ static inline int32_t shared_reach(const struct choose_call *call, in
 }
 
 /* Makes sure that the warp holds the keys of a token that sees a row at least. */
-template <bool whole>
+template <int groups, bool whole, bool has_list>
 __device__ static inline void hold_keys(const struct choose_call *call, int32_t token, int32_t end,
-    struct held_keys *held, struct key_tile *keys) {
-    bool has_list = call->choice.use_candidates;
+    struct held_keys *held, struct key_tile<groups> *keys) {
     if (!has_list && call->sequence[token] == held->sequence && visible_rows(call, token) <= held->reach)
         return;
     held->sequence = call->sequence[token];
     held->reach = has_list ? visible_rows(call, token) : shared_reach(call, token, end);
     held->seen = 0;
-    struct lane_codes part[ROW_TILES][2]; /* all on their way before the first is decoded */
+    struct lane_codes<groups> part[ROW_TILES][2]; /* all on their way before the first is decoded */
 #pragma unroll
     for (int32_t m = 0; m < ROW_TILES; m++)
 #pragma unroll
@@ -171,57 +173,54 @@ __device__ static inline void hold_keys(const struct choose_call *call, int32_t 
                 row = place < call->places ? listed_row(call, token, place) : -1;
             held->seen |= (uint32_t)(row >= 0) << (m * 2 + half);
             row = row >= 0 && row < held->reach ? row : held->reach - 1; /* any; its score is not kept */
-            part[m][half] =
-                load_row<whole>(block_row(&call->keys, held->sequence, row), call->keys.rows.columns);
+            load_row<groups, whole>(
+                block_row(&call->keys, held->sequence, row), call->keys.rows.columns, &part[m][half]);
         }
 #pragma unroll
     for (int32_t m = 0; m < ROW_TILES; m++)
 #pragma unroll
         for (int32_t half = 0; half < 2; half++)
-            decode_row(keys, m, half, &part[m][half]);
+            decode_row<groups>(keys, m, half, &part[m][half]);
 }
 
 /* ---- scores ---- */
 
 /* This lane's part of the scores of its rows, over its pair of each tile of heads. */
-__device__ static inline void add_heads(const struct key_tile *keys, const uint4 *packed, int32_t padded,
-    int32_t columns, float total[ROW_TILES][2]) {
+template <int groups>
+__device__ static inline void add_heads(
+    const struct key_tile<groups> *keys, const uint4 *packed, int32_t padded, float total[ROW_TILES][2]) {
     const int32_t lane = (int32_t)threadIdx.x % WARP;
-    const float *weights = (const float *)(packed + padded * UNITS);
+    const uint4 *units =
+        packed + (lane & 7) * UNITS; /* of the first tile's head whose values this lane fetches */
+    const float *weights = (const float *)(packed + padded * UNITS) + lane % 4 * 2;
     for (int32_t first = 0; first < padded; first += HEAD_TILE) {
-        int32_t head = first + lane % 4 * 2;
         float sum[ROW_TILES][4] = {};
 #pragma unroll
-        for (int32_t g = 0; g < MOST_GROUPS; g++) {
-            if (g * GROUP >= columns)
-                break;
+        for (int32_t g = 0; g < groups; g++) {
             uint32_t query[4];
-            load_matrices(query, packed + (first + (lane & 7)) * UNITS + ((g * 4 + lane / 8) ^ (lane & 7)));
+            load_matrices(query, units + ((g * 4 + lane / 8) ^ (lane & 7)));
 #pragma unroll
             for (int32_t m = 0; m < ROW_TILES; m++) {
-                float products[4] = {};
-                mma_bf16(products, keys->values[m][g][0], query);
-                mma_bf16(products, keys->values[m][g][1], query + 2);
-#pragma unroll
-                for (int32_t e = 0; e < 4; e++)
-                    sum[m][e] += products[e];
+                mma_bf16(sum[m], keys->values[m][g][0], query);
+                mma_bf16(sum[m], keys->values[m][g][1], query + 2);
             }
         }
 #pragma unroll
         for (int32_t m = 0; m < ROW_TILES; m++)
 #pragma unroll
             for (int32_t e = 0; e < 4; e++)
-                total[m][e / 2] = fmaf(positive_part(sum[m][e]), weights[head + e % 2], total[m][e / 2]);
+                total[m][e / 2] = fmaf(positive_part(sum[m][e]), weights[e % 2], total[m][e / 2]);
+        units += HEAD_TILE * UNITS;
+        weights += HEAD_TILE;
     }
 }
 
-/* Scores of the token for the warp's rows. */
-__device__ static inline void score_token(const struct choose_call *call, int32_t token,
-    const struct held_keys *held, const struct key_tile *keys, const uint4 *packed) {
+/* Scores of the token for the warp's rows; `end` is the place after the last that is kept. */
+template <int groups, bool has_list>
+__device__ static inline void score_token(const struct choose_call *call, int32_t token, int32_t end,
+    const struct held_keys *held, const struct key_tile<groups> *keys, const uint4 *packed) {
     float total[ROW_TILES][2] = {};
-    add_heads(keys, packed, padded_heads(call->choice.heads), call->keys.rows.columns, total);
-    bool has_list = call->choice.use_candidates;
-    int32_t end = has_list ? (int32_t)call->places : visible_rows(call, token);
+    add_heads<groups>(keys, packed, padded_heads(call->choice.heads), total);
     uint32_t *scores = call->scores + token * call->stride;
 #pragma unroll
     for (int32_t m = 0; m < ROW_TILES; m++)
@@ -237,13 +236,15 @@ __device__ static inline void score_token(const struct choose_call *call, int32_
         }
 }
 
-/* Whether the token sees nothing from place `first` on. Candidate blocks fill the first places of a list. */
-__device__ static inline bool is_beyond_list(const struct choose_call *call, int32_t token, int32_t first) {
-    const struct index_choice *choice = &call->choice;
-    int32_t visible = visible_rows(call, token);
-    if (!choice->use_candidates || visible == 0)
+/* Whether the token, which sees `visible` rows, sees nothing from place `first` on. Candidate blocks fill the first
+ * places of a list. */
+template <bool has_list>
+__device__ static inline bool is_beyond_list(
+    const struct choose_call *call, int32_t token, int32_t visible, int32_t first) {
+    if (!has_list || visible == 0)
         return first >= visible;
-    return call->candidates[(int64_t)token * choice->block_limit + first / choice->block_size] < 0;
+    const int32_t *blocks = call->candidates + (int64_t)token * call->choice.block_limit;
+    return blocks[(uint32_t)first / (uint32_t)call->choice.block_size] < 0;
 }
 
 /* The block's places hold nothing that is ever chosen. */
@@ -263,27 +264,29 @@ __device__ static inline void fetch_queries(
     copies_commit();
 }
 
-/* Block (rows, tokens): BLOCK_ROWS places of the lists of `group` tokens. whole: rows begin at multiples of 4 bytes. */
-template <bool whole>
+/* Block (rows, tokens): BLOCK_ROWS places of the lists of `group` tokens. */
+template <int groups, bool whole, bool has_list>
 static __global__ void __launch_bounds__(THREADS, 2) score_tiles(struct choose_call call, int32_t group) {
     struct score_memory *memory = &SHARED(struct score_memory);
     int32_t token = (int32_t)blockIdx.y * group,
             end = token + group < call.tokens ? token + group : call.tokens;
     int32_t first = (int32_t)blockIdx.x * BLOCK_ROWS;
     struct held_keys held = {-1, -1, 0};
-    struct key_tile keys;
+    struct key_tile<groups> keys;
     fetch_queries(&call, token, memory);
     for (; token < end; token++) {
-        bool is_empty = is_beyond_list(&call, token, first);
-        if (!is_empty)
-            hold_keys<whole>(&call, token, end, &held, &keys); /* on their way while queries are waited for */
+        int32_t visible = visible_rows(&call, token);
+        bool is_empty = is_beyond_list<has_list>(&call, token, visible, first);
+        if (!is_empty) /* on their way while queries are waited for */
+            hold_keys<groups, whole, has_list>(&call, token, end, &held, &keys);
         copies_wait<0>();
         __syncthreads(); /* the token's queries are there, those of the last one no longer read */
         if (token + 1 < end)
             fetch_queries(&call, token + 1, memory);
         if (!is_empty)
-            score_token(&call, token, &held, &keys, memory->queries[token % 2]);
-        else if (call.choice.use_candidates)
+            score_token<groups, has_list>(&call, token, has_list ? (int32_t)call.places : visible, &held,
+                &keys, memory->queries[token % 2]);
+        else if (has_list)
             clear_scores(&call, token, first);
     }
 }
@@ -294,15 +297,30 @@ static int32_t tokens_of_block(const struct stream *stream, int64_t tiles, int32
     return group < 1 ? 1 : group < MOST_TOKENS ? (int32_t)group : MOST_TOKENS;
 }
 
+template <int groups, bool whole>
+static void launch_scores(struct stream *stream, const struct choose_call *call, dim3 grid, int32_t group) {
+    struct choose_call given = *call;
+    const size_t bytes = sizeof(struct score_memory);
+    if (call->choice.use_candidates)
+        LAUNCH(stream, (score_tiles<groups, whole, true>), grid, dim3(THREADS), bytes, given, group);
+    else
+        LAUNCH(stream, (score_tiles<groups, whole, false>), grid, dim3(THREADS), bytes, given, group);
+}
+
 void score_tiled(struct stream *stream, const struct choose_call *call) {
     struct choose_call given = *call;
     int64_t tiles = (call->places + BLOCK_ROWS - 1) / BLOCK_ROWS;
     int32_t group = tokens_of_block(stream, tiles, call->tokens);
     dim3 pack_grid((unsigned)(call->tokens * padded_heads(call->choice.heads)));
     dim3 grid((unsigned)tiles, (unsigned)((call->tokens + group - 1) / group));
+    bool is_short = call->keys.rows.columns <= GROUP, whole = are_aligned(&call->keys, 4);
     LAUNCH(stream, pack_queries, pack_grid, dim3(WARP), 0, given);
-    if (are_aligned(&call->keys, 4))
-        LAUNCH(stream, score_tiles<true>, grid, dim3(THREADS), sizeof(struct score_memory), given, group);
+    if (is_short && whole)
+        launch_scores<1, true>(stream, &given, grid, group);
+    else if (is_short)
+        launch_scores<1, false>(stream, &given, grid, group);
+    else if (whole)
+        launch_scores<MOST_GROUPS, true>(stream, &given, grid, group);
     else
-        LAUNCH(stream, score_tiles<false>, grid, dim3(THREADS), sizeof(struct score_memory), given, group);
+        launch_scores<MOST_GROUPS, false>(stream, &given, grid, group);
 }
