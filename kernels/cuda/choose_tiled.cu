@@ -154,6 +154,25 @@ __device__ static inline int32_t shared_reach(const struct choose_call *call, in
     return reach;
 }
 
+/* Where a warp's rows begin, if they lie in one block of the pool. */
+struct row_run {
+    int32_t first;
+    const uint8_t *start;
+    bool is_whole; /* they do */
+};
+
+/* Of the warp's rows before `reach`; the last of these, if there is none. */
+__device__ static inline struct row_run find_run(
+    const struct choose_call *call, int32_t sequence, int32_t reach) {
+    int32_t warp = (int32_t)threadIdx.x / WARP;
+    int32_t first = (int32_t)blockIdx.x * BLOCK_ROWS + warp * WARP_ROWS;
+    first = first < reach ? first : reach - 1;
+    int32_t last = first + WARP_ROWS - 1 < reach ? first + WARP_ROWS - 1 : reach - 1;
+    uint32_t each = (uint32_t)call->keys.rows.rows_per_block;
+    bool is_whole = (uint32_t)first / each == (uint32_t)last / each;
+    return (struct row_run){first, block_row(&call->keys, sequence, first), is_whole};
+}
+
 /* Makes sure that the warp holds the keys of a token that sees a row at least. */
 template <int groups, bool whole, bool has_list>
 __device__ static inline void hold_keys(const struct choose_call *call, int32_t token, int32_t end,
@@ -163,6 +182,9 @@ __device__ static inline void hold_keys(const struct choose_call *call, int32_t 
     held->sequence = call->sequence[token];
     held->reach = has_list ? visible_rows(call, token) : shared_reach(call, token, end);
     held->seen = 0;
+    struct row_run run = {0, NULL, false};
+    if (!has_list)
+        run = find_run(call, held->sequence, held->reach);
     struct lane_codes<groups> part[ROW_TILES][2]; /* all on their way before the first is decoded */
 #pragma unroll
     for (int32_t m = 0; m < ROW_TILES; m++)
@@ -173,8 +195,9 @@ __device__ static inline void hold_keys(const struct choose_call *call, int32_t 
                 row = place < call->places ? listed_row(call, token, place) : -1;
             held->seen |= (uint32_t)(row >= 0) << (m * 2 + half);
             row = row >= 0 && row < held->reach ? row : held->reach - 1; /* any; its score is not kept */
-            load_row<groups, whole>(
-                block_row(&call->keys, held->sequence, row), call->keys.rows.columns, &part[m][half]);
+            const uint8_t *from = run.is_whole ? run.start + (row - run.first) * call->keys.bytes
+                                               : block_row(&call->keys, held->sequence, row);
+            load_row<groups, whole>(from, call->keys.rows.columns, &part[m][half]);
         }
 #pragma unroll
     for (int32_t m = 0; m < ROW_TILES; m++)
