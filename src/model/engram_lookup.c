@@ -1,4 +1,5 @@
 /* Engram: n-gram rows fetched from the ranks that hold them, and their gated addition to the residual streams. */
+#include "base/stopwatch.h"
 #include "model/internals.h"
 
 #include <string.h> /* memcpy, memmove */
@@ -38,32 +39,48 @@ static void read_rows(void *context, const int64_t *rows, int64_t n, void *out) 
     }
 }
 
-MUST_CHECK enum result engram_run(struct model *model, int32_t slot, const struct token_set *set) {
+/* Fetches and uploads the rows of one layer. */
+static enum result fetch_layer(struct model *model, int32_t slot, int32_t tokens) {
     const struct model_config *c = model->config;
-    const struct kernels *k = model->kernels;
     struct step_memory *m = &model->lane->step;
-    int32_t layer = c->engram_layer_ids[slot], columns = model->engram.columns;
-    const struct engram_weights *w = &model->layers[layer].engram;
-    for (int32_t t = 0; t < set->tokens; t++)
+    int32_t columns = model->engram.columns;
+    for (int32_t t = 0; t < tokens; t++)
         memcpy(m->engram_wanted + (int64_t)t * columns,
             m->engram_rows + ((int64_t)t * model->engram.layers + slot) * columns,
             sizeof(int64_t) * (size_t)columns);
     size_t bytes = (size_t)row_bytes(ROWS_FP8, c->engram_head_dim);
-    int64_t count = (int64_t)set->tokens * columns;
-    struct table_reader reader = {.table = &w->table};
+    int64_t count = (int64_t)tokens * columns;
+    struct table_reader reader = {.table = &model->layers[c->engram_layer_ids[slot]].engram.table};
     TRY(exchange_fetch_rows(model->options.supernode, c->engram_num_embeddings[slot], bytes, m->engram_wanted,
         count, read_rows, &reader, m->engram_packed));
+    if (count)
+        model->kernels->copy_in(model->lane->stream, m->engram_codes + slot * m->engram_layer_bytes,
+            m->engram_packed, bytes * (size_t)count);
+    return OK;
+}
+
+MUST_CHECK enum result engram_prefetch(struct model *model, int32_t tokens) {
+    enum work_part before = stopwatch_switch(WORK_ENGRAM);
+    for (int32_t slot = 0; slot < model->config->engram_layers; slot++)
+        TRY(fetch_layer(model, slot, tokens));
+    (void)stopwatch_switch(before);
+    return OK;
+}
+
+void engram_run(struct model *model, int32_t slot, const struct token_set *set) {
+    const struct model_config *c = model->config;
+    const struct kernels *k = model->kernels;
+    struct step_memory *m = &model->lane->step;
+    const struct engram_weights *w = &model->layers[c->engram_layer_ids[slot]].engram;
     if (!set->tokens)
-        return OK;
-    k->copy_in(model->lane->stream, m->engram_codes, m->engram_packed, bytes * (size_t)count);
-    struct rows packed = {.data = m->engram_codes,
+        return;
+    struct rows packed = {.data = m->engram_codes + slot * m->engram_layer_bytes,
         .encoding = ROWS_FP8,
         .columns = c->engram_head_dim,
-        .stride = (int64_t)bytes};
-    k->decode(model->lane->stream, &packed, (int32_t)count, m->found);
+        .stride = row_bytes(ROWS_FP8, c->engram_head_dim)};
+    k->decode(model->lane->stream, &packed, set->tokens * model->engram.columns, m->found);
     k->encode(model->lane->stream, m->found, set->tokens, &m->found_rows);
     k->product(model->lane->stream, &m->found_rows, set->tokens, &w->wkv, m->engram_kv, w->wkv.rows);
     k->engram_add(model->lane->stream, m->engram_kv, w->q_weight, w->k_weight, set->is_image, set->tokens,
         c->hc_mult, c->hidden_size, c->rms_norm_eps, set->streams);
-    return OK;
 }

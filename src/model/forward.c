@@ -500,7 +500,7 @@ static enum result run_lower(struct model *model, const struct span *spans, int3
         if (slot < c->engram_layers && c->engram_layer_ids[slot] == l) {
             TRY(trace(model, TRACE_ENGRAM_IN, l, &m->lower));
             (void)stopwatch_switch(WORK_ENGRAM);
-            TRY(engram_run(model, slot++, &m->lower));
+            engram_run(model, slot++, &m->lower);
         }
         TRY(trace(model, TRACE_LAYER_IN, l, &m->lower));
         if (m->lower.tokens) {
@@ -581,6 +581,8 @@ static enum result run_layers(struct model *model, const struct span *spans, int
     int32_t own = most[0] > most[1] ? m->lower.tokens : m->upper.tokens;
     TRY(group_max(model->options.supernode, "the size of a step", most, 2));
     TRY(exchange_begin_step(model->lane->exchange, own));
+    if (most[0] && model->config->engram_layers)
+        TRY(engram_prefetch(model, m->lower.tokens));
     if (most[0])
         TRY(run_lower(model, spans, count, groups));
     TRY(gather_upper(model, spans, count, any_tail));

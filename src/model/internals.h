@@ -163,10 +163,11 @@ struct step_memory {
     void *host_rows; /* this and the next two: only where device memory is not host memory */
     int32_t *host_expert_id;
     float *host_expert_weight;
-    int64_t *engram_rows;    /* [tokens, layers, columns]: table rows of the step's tokens */
-    int64_t *engram_wanted;  /* [tokens, columns]: those of one layer */
-    uint8_t *engram_packed;  /* [tokens, columns, bytes of a row], as fetched */
-    uint8_t *engram_codes;   /* the same on the device */
+    int64_t *engram_rows;   /* [tokens, layers, columns]: table rows of the step's tokens */
+    int64_t *engram_wanted; /* [tokens, columns]: those of one layer */
+    uint8_t *engram_packed; /* [tokens, columns, bytes of a row], as fetched */
+    uint8_t *engram_codes;  /* [layers, engram_layer_bytes]: the same on the device, of all layers */
+    int64_t engram_layer_bytes;
     int32_t *compressed_ids; /* of one span, history in front */
 };
 
@@ -246,8 +247,11 @@ void samplers_free(struct model *model);
 MUST_CHECK enum result moe_run(struct model *model, const struct layer_weights *w, const float *x,
     const struct rows *x_rows, const uint8_t *is_image, int32_t tokens, float *out);
 
-/* engram_lookup.c: adds Engram layer `slot` to the streams of the lower set. Collective over the supernode. */
-MUST_CHECK enum result engram_run(struct model *model, int32_t slot, const struct token_set *set);
+/* engram_lookup.c: fetches the rows of all Engram layers for the first `tokens` tokens of engram_rows. Collective over the
+ * supernode. */
+MUST_CHECK enum result engram_prefetch(struct model *model, int32_t tokens);
+/* Adds Engram layer `slot` to the streams of the lower set. */
+void engram_run(struct model *model, int32_t slot, const struct token_set *set);
 /* Fills engram_rows for a span's tokens, whose first is token `at` of the step, and advances the sequence's history. */
 void engram_hash_span(
     struct model *model, struct sequence *sequence, const int32_t *ids, int32_t count, int32_t at);

@@ -129,10 +129,11 @@ MUST_CHECK enum result step_memory_create(struct model *model) {
     if (!c->engram_layers)
         return OK;
     int64_t found = engram * c->engram_head_dim;
+    m->engram_layer_bytes = (tokens * engram * row_bytes(ROWS_FP8, c->engram_head_dim) + 63) / 64 * 64;
     const struct piece device_engram[] = {
         {&m->found, tokens * found, 4},
         {&m->engram_kv, tokens * (streams + 1) * hidden, 4},
-        {&m->engram_codes, tokens * engram * row_bytes(ROWS_FP8, c->engram_head_dim), 1},
+        {&m->engram_codes, m->engram_layer_bytes * c->engram_layers, 1},
     };
     TRY(allocate_device(model, device_engram, (int32_t)(sizeof device_engram / sizeof *device_engram)));
     TRY(allocate_rows(model, &m->found_rows, model->activation, (int32_t)found, tokens));
