@@ -2,7 +2,8 @@
  * memory of the emulation, which MPI can reach. Include it behind the emulation's <cuda_runtime.h>.
  *
  * A piece of work (a group, or a call outside one) is one host function of its stream, so it runs in the stream's order: at once, or in the
- * emulation's lazy mode when something waits. Communicators are made without blocking, as the real ones with config.blocking = 0.
+ * emulation's lazy mode when something waits: there a rank that waits for others in MPI keeps back what they wait for, where a device would
+ * go on, so programs that do both belong into the other mode. Communicators are made without blocking, as the real ones with config.blocking = 0.
  *
  * It has a communicator of its own, made within MPI_Init_thread, so that any program can be linked with it. Faults are set by
  * nccl_double_set; they count pieces of work from 0, over all communicators since the last nccl_double_set.
