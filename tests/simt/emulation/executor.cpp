@@ -828,7 +828,7 @@ static void print_place(const void *code) {
     uintptr_t base = 0;
     char command[256];
     dl_iterate_phdr(find_program, &base);
-    snprintf(command, sizeof command, "addr2line -Cfpe /proc/%d/exe 0x%lx 1>&2", (int)getpid(),
+    snprintf(command, sizeof command, "addr2line -Cfpie /proc/%d/exe 0x%lx 1>&2", (int)getpid(),
         (unsigned long)((uintptr_t)code - base - 1));
     fprintf(stderr, "simt: the access is at ");
     fflush(stderr);
