@@ -7,6 +7,8 @@
  * - Launches go through LAUNCH, one order of work: the stream.
  * - Shared memory is dynamic only: one struct a kernel, reached by SHARED(struct name), its size given to LAUNCH. The emulation
  *   watches every access to it: a read of what was never written, two threads without a barrier between them, misaligned vectors.
+ * - A structure that a function returns goes into a local variable first, then into shared or device memory: the compiler's
+ *   hooks do not see a call whose result is stored there directly.
  * - Every thread of a block reaches every __syncthreads(), every named lane every *_sync.
  * - No fused multiply-add but fmaf (nvcc -fmad=false), no fast-math functions, no float atomics: bits are promised.
  */
