@@ -26,9 +26,11 @@
  *   counter is right on a GPU but reported here.
  *
  * NOT EMULATED: blocks or warps that wait for each other by polling memory (they never end), named barriers, clusters, cooperative
- * launches, float atomics, static __shared__ arrays, textures, managed memory, dynamic parallelism, the weak order of memory between blocks,
- * the time things take. Inline PTX needs a form of its own (mma.h). memcpy and its like are watched where they are called by
- * these names after this header; other functions of the C library are not. Between lanes synchronized with a partial mask, a race may stay unseen where several lanes read before.
+ * launches, float atomics, static __shared__ arrays, textures, managed memory, dynamic parallelism, the weak order of memory between
+ * blocks, the time things take. Inline PTX needs a form of its own (mma.h).
+ * NOT SEEN: functions of the C library but memcpy, memmove, memset and memcmp, called by these names after this header; a struct that a
+ * function returns and that is stored at once (put it in a variable first). Between lanes synchronized with a partial mask, a race
+ * may stay unseen where several lanes read before.
  *
  * AN ERROR prints one message that names the kernel, block, thread and place, and aborts; simt_on_error (simt.h) takes it instead. Settings
  * are environment variables, read once; simt.h lists them.
