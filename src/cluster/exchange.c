@@ -228,6 +228,10 @@ bool exchange_on_device(const struct exchange *e) {
     return e->calls != NULL;
 }
 
+bool exchange_is_repeatable(const struct exchange *e, int64_t *moves) {
+    return e->calls && e->calls->is_repeatable(e->device, moves);
+}
+
 enum result exchange_begin_step(struct exchange *e, int32_t tokens) {
     return e->calls ? e->calls->begin_step(e->device, tokens) : OK;
 }

@@ -55,6 +55,11 @@ bool exchange_on_device(const struct exchange *exchange);
  * does nothing. */
 MUST_CHECK enum result exchange_begin_step(struct exchange *exchange, int32_t tokens);
 
+/* After exchange_begin_step: whether this step's calls do nothing but enqueue work, the same as in every step with as many tokens on
+ * this rank and on the rank with the most: then a device may record and replay them, as long as *moves is the same. In host memory
+ * never. */
+bool exchange_is_repeatable(const struct exchange *exchange, int64_t *moves);
+
 /* Waits until the work that was enqueued on the caller's stream and in this exchange has ended. Between devices, call it before
  * anything else waits for the stream: it alone has a deadline, past which the message names the call and the layer (dispatches
  * since the step began, from 0). In host memory it does nothing. */

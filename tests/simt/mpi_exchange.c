@@ -359,6 +359,62 @@ static enum result test_bytes(struct group *group) {
     return OK;
 }
 
+static void forget(struct trial *trial) {
+    const struct exchange_options *o = &trial->options;
+    for (int32_t l = 0; l < LAYERS; l++) {
+        size_t own = (size_t)trial->inputs[l].tokens * (size_t)o->experts_per_token;
+        memset(trial->device[l].outputs, 0xff, own * (size_t)o->columns * sizeof(float));
+        memset(trial->device[l].weights, 0xff, (size_t)trial->most_pairs * sizeof(float));
+    }
+}
+
+static enum result record(
+    struct exchange *exchange, const struct trial *trial, struct turn *turns, cudaGraphExec_t *made) {
+    cudaStream_t handle = exchange_stream(stream);
+    cudaGraph_t graph;
+    CHECK(cudaStreamBeginCapture(handle, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
+    for (int32_t l = 0; l < LAYERS; l++)
+        TRY(enqueue_layer(exchange, trial, &turns[l]));
+    CHECK(cudaStreamEndCapture(handle, &graph) == cudaSuccess);
+    CHECK(cudaGraphInstantiate(made, graph, 0) == cudaSuccess);
+    return cudaGraphDestroy(graph) == cudaSuccess ? OK : fail(ERROR_INTERNAL, "a graph stays");
+}
+
+/* A fixed step recorded as a graph gives the same at each replay, also after steps of other lengths. */
+static enum result test_recording(struct group *group) {
+    struct trial trial;
+    struct exchange *exchange;
+    struct turn turns[LAYERS];
+    cudaGraphExec_t graph;
+    int32_t most = 0;
+    TRY(make_trial(group, 21, &trial));
+    trial.options.fixed_bytes = (int64_t)1 << 40;
+    trial.options.node = group_rank(group) / 2;
+    TRY(run_host(group, &trial));
+    TRY(exchange_create(group, &trial.options, &exchange));
+    TRY(run_device(exchange, &trial));
+    for (int32_t l = 0; l < LAYERS; l++) {
+        most = trial.inputs[l].tokens > most ? trial.inputs[l].tokens : most;
+        turns[l] = (struct turn){.trial = &trial, .input = &trial.inputs[l], .output = &trial.device[l]};
+    }
+    TRY(exchange_begin_step(exchange, most));
+    TRY(record(exchange, &trial, turns, &graph));
+    for (int32_t replay = 0; replay < 3; replay++) {
+        forget(&trial);
+        TRY(exchange_begin_step(exchange, replay == 1 ? trial.options.most_tokens : 1));
+        TRY(exchange_begin_step(exchange, most));
+        CHECK(cudaGraphLaunch(graph, exchange_stream(stream)) == cudaSuccess);
+        CHECK(cudaStreamSynchronize(exchange_stream(stream)) == cudaSuccess);
+        TRY(exchange_wait(exchange));
+        for (int32_t l = 0; l < LAYERS; l++)
+            TRY(compare(&trial, l));
+    }
+    CHECK(cudaGraphExecDestroy(graph) == cudaSuccess);
+    exchange_free(exchange);
+    free_trial(&trial);
+    return OK;
+}
+
 /* ---- refusals and faults ---- */
 
 /* Wrong use is refused before anything is enqueued, so that all ranks fail alike. */
@@ -526,6 +582,7 @@ static enum result run_all(struct ranks *ranks) {
     for (uint64_t number = 0; number < TRIALS; number++)
         TRY(run_trial(group, number));
     TRY(test_bytes(group));
+    TRY(test_recording(group));
     TRY(test_refusals(group));
     TRY(test_devices(ranks));
     if (ranks->count == 1)

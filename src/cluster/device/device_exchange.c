@@ -9,6 +9,7 @@
 #include <stdlib.h> /* calloc, free */
 #include <string.h> /* memset */
 
+static const char LAYOUT[] = "layout of the step";
 static const char BEFORE_DISPATCH[] = "work before the dispatch";
 static const char COUNTS[] = "counts of the dispatch";
 static const char TO_NODES[] = "dispatch to other nodes";
@@ -32,6 +33,7 @@ struct device_exchange {
     struct exchange_options options;
     int32_t size, rank, local_experts;
     int64_t fixed_bytes; /* the longest fixed messages */
+    int64_t moves;       /* times that memory got another address */
     int64_t unit;        /* slots are multiples of it: whole rows and aligned */
 
     int32_t nodes, node;
@@ -286,6 +288,7 @@ static enum result reserve(struct device_exchange *e, struct area *area, int64_t
     if (area->memory)
         e->kernels->release(e->kernels, area->memory);
     *area = (struct area){0};
+    e->moves++;
     enum result status = e->kernels->allocate(e->kernels, (size_t)grown, &area->memory);
     if (status != OK)
         return fail_context(status, "exchange of %d tokens a rank between %d ranks: use smaller steps",
@@ -623,7 +626,17 @@ static enum result device_begin_step(struct device_exchange *e, int32_t tokens) 
     e->step_tokens = (int32_t)most;
     e->layer = -1;
     e->exact = e->size > 1 && fixed_step_bytes(e, e->step_tokens) > (double)e->fixed_bytes;
-    return e->exact || e->laid_out == e->step_tokens ? OK : lay_out(e);
+    if (e->exact || e->laid_out == e->step_tokens)
+        return OK;
+    /* A recorded step runs on the caller's stream alone: the table that it reads must be there, and the one before no longer read. */
+    TRY(order(e, LAYOUT, e->main, e->side));
+    TRY(lay_out(e));
+    return order(e, LAYOUT, e->side, e->main);
+}
+
+static bool device_is_repeatable(const struct device_exchange *e, int64_t *moves) {
+    *moves = e->moves;
+    return !e->exact;
 }
 
 /* Enqueues a counted dispatch's first half: what each rank will send. */
@@ -743,6 +756,7 @@ const struct device_exchange_calls *device_exchange_calls(void) {
     static const struct device_exchange_calls calls = {.create = device_create,
         .free = device_free,
         .begin_step = device_begin_step,
+        .is_repeatable = device_is_repeatable,
         .dispatch_begin = device_dispatch_begin,
         .dispatch_end = device_dispatch_end,
         .combine_begin = device_combine_begin,

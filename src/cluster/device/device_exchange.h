@@ -31,6 +31,7 @@ struct device_exchange_calls {
         struct group *group, const struct exchange_options *options, struct device_exchange **exchange);
     void (*free)(struct device_exchange *exchange);
     enum result (*begin_step)(struct device_exchange *exchange, int32_t tokens);
+    bool (*is_repeatable)(const struct device_exchange *exchange, int64_t *moves);
     enum result (*dispatch_begin)(struct device_exchange *exchange, const void *rows, int64_t stride,
         int32_t tokens, const int32_t *experts, const float *weights);
     enum result (*dispatch_end)(struct device_exchange *exchange, struct arrivals *arrivals);

@@ -53,6 +53,8 @@ struct piece {
     int64_t number;
     struct message *messages;
     int32_t count, capacity;
+    struct piece *next; /* of those that were recorded, which may run again */
+    bool is_recorded;
 };
 
 static MPI_Comm double_communicator = MPI_COMM_NULL;
@@ -62,6 +64,7 @@ static struct nccl_double_faults current = {-1, 0, -1, -1, -1, -1, 0};
 static struct nccl_double_counts counts;
 static struct piece *open_piece;
 static int32_t depth; /* of groups */
+static struct piece *recorded;
 static ncclComm_t aborted;
 static bool stuck; /* some piece is */
 
@@ -99,6 +102,11 @@ static void *take(size_t bytes) {
 
 /* ---- the tests' side ---- */
 
+static void free_piece(struct piece *piece) {
+    free(piece->messages);
+    free(piece);
+}
+
 static void release(ncclComm_t c) {
     free(c->world);
     free(c->came);
@@ -117,6 +125,11 @@ int MPI_Init_thread(int *argc, char ***argv, int required, int *provided) {
 }
 
 int MPI_Finalize(void) {
+    while (recorded) {
+        struct piece *next = recorded->next;
+        free_piece(recorded);
+        recorded = next;
+    }
     while (aborted) {
         ncclComm_t next = aborted->next;
         release(aborted);
@@ -251,8 +264,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t c) {
 /* Groups that the caller leaves open end here. */
 ncclResult_t ncclCommAbort(ncclComm_t c) {
     if (open_piece && open_piece->communicator == c) {
-        free(open_piece->messages);
-        free(open_piece);
+        free_piece(open_piece);
         open_piece = NULL;
         depth = 0;
     }
@@ -326,7 +338,7 @@ static void exchange_messages(const struct piece *piece) {
     free(statuses);
 }
 
-/* The host function. */
+/* The host function; of a recorded piece, at each replay. */
 static void run_piece(void *argument) {
     struct piece *piece = argument;
     if (piece->number == current.stuck_piece)
@@ -335,8 +347,8 @@ static void run_piece(void *argument) {
         sleep_for(current.late_seconds);
     if (!stuck && piece->communicator->stage != BROKEN)
         exchange_messages(piece);
-    free(piece->messages);
-    free(piece);
+    if (!piece->is_recorded)
+        free_piece(piece);
 }
 
 static ncclResult_t enqueue(struct piece *piece) {
@@ -348,6 +360,13 @@ static ncclResult_t enqueue(struct piece *piece) {
     }
     c->looks = 2;
     cudaStream_t stream = piece->stream;
+    enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    (void)cudaStreamIsCapturing(stream, &capture);
+    if (capture == cudaStreamCaptureStatusActive) {
+        piece->is_recorded = true;
+        piece->next = recorded;
+        recorded = piece;
+    }
     return cudaLaunchHostFunc(stream, run_piece, piece) == cudaSuccess ? ncclInProgress
                                                                        : ncclUnhandledCudaError;
 }
