@@ -1,9 +1,10 @@
 /* The routed experts: gate and up, the clamped SwiGLU times the routing weight, rounding, down.
  *
- * Three launches: one prepares an input row for each pair and cuts the pairs into tiles of one expert each; one makes hidden rows; one the
- * outputs. Only the device knows how many pairs there are and of which expert, so grids are sized for the most there can be and
- * blocks beyond the last tile return at once. Where there can be many pairs but may be few (a rank's share of a step is known to the
- * device alone), both kernels are launched, and one of them finds no tiles. Where the shapes allow no fused kernel, gate, up and the
+ * Three launches: one prepares an input row for each pair and cuts the pairs into tiles of one expert each;
+ * one makes hidden rows; one the outputs. Only the device knows how many pairs there are and of which expert,
+ * so grids are sized for the most there can be and blocks beyond the last tile return at once. Where there
+ * can be many pairs but may be few (a rank's share of a step is known to the device alone), both kernels are
+ * launched, and one of them finds no tiles. Where the shapes allow no fused kernel, gate, up and the
  * activation are launches of their own.
  */
 #include "kernels/cuda/experts_table.h"
@@ -107,7 +108,8 @@ static __global__ void begin_experts(
 
 /* ---- the activation, where no product kernel makes it ---- */
 
-/* gate and up [pairs, columns]; a warp makes 32 columns of a hidden row. Without tiles nothing was made of the pairs. */
+/* gate and up [pairs, columns]; a warp makes 32 columns of a hidden row. Without tiles nothing was made of
+ * the pairs. */
 static __global__ void activate_pairs(const float *gate, const float *up, struct activation to,
     const int32_t *tile_count, const int32_t *pairs) {
     int64_t pair = blockIdx.x;

@@ -1,11 +1,13 @@
 /* Packed weights become BF16 numbers in registers.
  *
- * A code's magnitude bits, moved to where BF16 has the end of its exponent and the beginning of its fraction, are the code's value
- * times 2^-120 (E4M3) or 2^-126 (E2M1), denormal codes included. One multiplication of two packed BF16 numbers puts that right and
- * applies the power-of-two scale; it is exact, and overflows to infinity or rounds to a denormal number where float32 would, too.
- * The NaN code of E4M3 is read as 480: checkpoints hold none. A scale of NaN gives NaN.
+ * A code's magnitude bits, moved to where BF16 has the end of its exponent and the beginning of its fraction,
+ * are the code's value times 2^-120 (E4M3) or 2^-126 (E2M1), denormal codes included. One multiplication of
+ * two packed BF16 numbers puts that right and applies the power-of-two scale; it is exact, and overflows to
+ * infinity or rounds to a denormal number where float32 would, too. The NaN code of E4M3 is read as 480:
+ * checkpoints hold none. A scale of NaN gives NaN.
  *
- * Eight columns become four words, columns 0 and 4 in the first, 1 and 5 in the second, and so on (product_rows.h).
+ * Eight columns become four words, columns 0 and 4 in the first, 1 and 5 in the second, and so on
+ * (product_rows.h).
  */
 #ifndef NOCTURNE_CUDA_PRODUCT_CODES_H
 #define NOCTURNE_CUDA_PRODUCT_CODES_H

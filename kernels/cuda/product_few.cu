@@ -1,6 +1,7 @@
-/* Products of few tokens: what bounds them is the reading of weights, so each weight is read once, straight into the registers of the lane
- * whose part of a tensor-core fragment it is, several blocks of columns ahead of their use. A block makes 16 outputs (of gate and up
- * products 32 of each); its warps share out the chunks of columns, and add their sums up in shared memory.
+/* Products of few tokens: what bounds them is the reading of weights, so each weight is read once, straight
+ * into the registers of the lane whose part of a tensor-core fragment it is, several blocks of columns ahead
+ * of their use. A block makes 16 outputs (of gate and up products 32 of each); its warps share out the chunks
+ * of columns, and add their sums up in shared memory.
  */
 #include "kernels/cuda/mma.h"
 #include "kernels/cuda/product_work.h"
@@ -191,8 +192,8 @@ __device__ static inline void open_state(const struct product_job *job, int32_t 
     }
 }
 
-/* This warp's chunks, from `first` on, of the tile of 16 outputs that begins at row `row` of the group; sums: of chunk 0, those of the
- * next one `step` on. */
+/* This warp's chunks, from `first` on, of the tile of 16 outputs that begins at row `row` of the group;
+ * sums: of chunk 0, those of the next one `step` on. */
 template <int kind, int terms, int matrices, int token_tiles>
 __device__ static inline void few_chunks(const struct product_work *work, const struct product_job *job,
     int32_t row, int32_t first, struct few_sums<matrices, token_tiles> *sums, int32_t step) {
@@ -262,7 +263,8 @@ static __global__ void __launch_bounds__(FEW_MOST_WARPS *WARP, 2) few_product(st
     }
 }
 
-/* The first half of the warps makes 16 outputs of both products, the second half the next 16: one scale group of the hidden row. */
+/* The first half of the warps makes 16 outputs of both products, the second half the next 16: one scale
+ * group of the hidden row. */
 template <int kind, int terms, int token_tiles>
 static __global__ void __launch_bounds__(FEW_MOST_WARPS *WARP, token_tiles > 2 ? 1 : 2)
     few_gate_and_up(struct product_work work) {

@@ -1,6 +1,7 @@
-/* Products with weights of float32, in float32. The sum of one (token, output) is that of chunks of FLOAT_CHUNK_COLUMNS columns in
- * ascending order; in a chunk each lane of a warp adds up its fours of columns, every 32nd one, by fused multiply-adds, and the lanes are
- * folded by halves. So the order is that of the columns, whatever the tile.
+/* Products with weights of float32, in float32. The sum of one (token, output) is that of chunks of
+ * FLOAT_CHUNK_COLUMNS columns in ascending order; in a chunk each lane of a warp adds up its fours of
+ * columns, every 32nd one, by fused multiply-adds, and the lanes are folded by halves. So the order is that
+ * of the columns, whatever the tile.
  */
 #include "kernels/cuda/product_work.h"
 

@@ -1,11 +1,11 @@
-/* Products of many tokens: a block makes MANY_ROWS outputs of 64 or 128 tokens. Packed weights and inputs come into shared memory by
- * asynchronous copies, some blocks of columns ahead; weights are decoded once for the block, by the threads that copied them, into
- * one of two tiles of BF16 numbers, while the tensor cores work on the other. With gate and up products the tile has 64 outputs
- * of each, and leaves as hidden rows.
+/* Products of many tokens: a block makes MANY_ROWS outputs of 64 or 128 tokens. Packed weights and inputs
+ * come into shared memory by asynchronous copies, some blocks of columns ahead; weights are decoded once for
+ * the block, by the threads that copied them, into one of two tiles of BF16 numbers, while the tensor cores
+ * work on the other. With gate and up products the tile has 64 outputs of each, and leaves as hidden rows.
  *
- * Shared tiles have rows of BLOCK_COLUMNS BF16 numbers in 8 pieces of 16 bytes; piece p of row r lies at place p ^ (r % 8), so that
- * neither writing nor reading meets a memory bank twice. A lane takes its fragments as whole pieces: its 16 columns of a block are
- * pieces 2 i and 2 i + 1, of two steps each.
+ * Shared tiles have rows of BLOCK_COLUMNS BF16 numbers in 8 pieces of 16 bytes; piece p of row r lies at
+ * place p ^ (r % 8), so that neither writing nor reading meets a memory bank twice. A lane takes its
+ * fragments as whole pieces: its 16 columns of a block are pieces 2 i and 2 i + 1, of two steps each.
  */
 #include "kernels/cuda/mma.h"
 #include "kernels/cuda/product_work.h"
@@ -48,8 +48,8 @@ __device__ static inline int32_t place_of_piece(int32_t row, int32_t piece) {
 
 /* ---- weights ---- */
 
-/* A row of the block's tile: of which matrix, and which of its rows (-1: none). With gate and up products a warp's 64 rows are 32 of
- * the gate product, then the same 32 of the up product. */
+/* A row of the block's tile: of which matrix, and which of its rows (-1: none). With gate and up products
+ * a warp's 64 rows are 32 of the gate product, then the same 32 of the up product. */
 struct tile_row {
     int32_t matrix, row;
 };
@@ -229,7 +229,8 @@ __device__ static inline void put_sums(const struct product_work *work, const st
             }
 }
 
-/* The sums of gate and up products in shared memory, [tokens][STAGED_ROWS]: rows apart by a number that spreads them over the banks. */
+/* The sums of gate and up products in shared memory, [tokens][STAGED_ROWS]: rows apart by a number that
+ * spreads them over the banks. */
 enum { STAGED_ROWS = MANY_ROWS + 4 };
 
 template <int token_tiles>
@@ -280,6 +281,16 @@ __device__ static inline void add_sums(
             }
 }
 
+/* Decodes this thread's part of a block, and reads the scales of the next one. */
+template <int kind, int terms, int token_tiles, int pieces>
+__device__ static inline void decode_block(struct code_reader<kind, pieces> *reader,
+    struct many_shared<kind, terms, token_tiles> *shared, int32_t block, int32_t columns) {
+    typedef struct many_shape<kind, terms, token_tiles> shape;
+    decode_pieces<kind, pieces, shape::row_pieces>(
+        reader, shared->codes[block % shape::stages], shared->weight[block % 2]);
+    load_scales(reader, block + 1, columns);
+}
+
 template <int kind, int terms, int token_tiles, bool is_gate_and_up>
 static __global__ void __launch_bounds__(MANY_THREADS) many_product(struct product_work work) {
     typedef struct many_shape<kind, terms, token_tiles> shape;
@@ -292,6 +303,8 @@ static __global__ void __launch_bounds__(MANY_THREADS) many_product(struct produ
     struct code_reader<kind, pieces> reader;
     open_reader<kind, pieces, row_pieces, is_gate_and_up>(&job, &reader);
     float sum[ROW_TILES][token_tiles][4] = {{{0}}}, total[ROW_TILES][token_tiles][4];
+    /* of the two warps that share a scheduler, one multiplies while the other decodes */
+    const bool decodes_first = threadIdx.x < MANY_THREADS / 2;
     int32_t columns = work.w.columns, all = (columns + BLOCK_COLUMNS - 1) / BLOCK_COLUMNS;
     int32_t first = (int32_t)blockIdx.z * work.chunks_a_part * CHUNK_BLOCKS;
     int32_t end = first + work.chunks_a_part * CHUNK_BLOCKS;
@@ -305,9 +318,7 @@ static __global__ void __launch_bounds__(MANY_THREADS) many_product(struct produ
     }
     load_scales(&reader, first, columns);
     copies_wait<stages - 2>();
-    decode_pieces<kind, pieces, row_pieces>(
-        &reader, shared->codes[first % stages], shared->weight[first % 2]);
-    load_scales(&reader, first + 1, columns);
+    decode_block(&reader, shared, first, columns);
     __syncthreads();
     for (int32_t block = first; block < end; block++) {
         int32_t later = block + stages - 1;
@@ -317,12 +328,12 @@ static __global__ void __launch_bounds__(MANY_THREADS) many_product(struct produ
         }
         copies_commit();
         copies_wait<stages - 2>();
-        if (block + 1 < end) {
-            decode_pieces<kind, pieces, row_pieces>(
-                &reader, shared->codes[(block + 1) % stages], shared->weight[(block + 1) % 2]);
-            load_scales(&reader, block + 2, columns);
-        }
+        bool has_next = block + 1 < end;
+        if (has_next && decodes_first)
+            decode_block(&reader, shared, block + 1, columns);
         multiply_block<terms, token_tiles>(shared->weight[block % 2], shared->input[block % stages], sum);
+        if (has_next && !decodes_first)
+            decode_block(&reader, shared, block + 1, columns);
         if (block % CHUNK_BLOCKS == CHUNK_BLOCKS - 1 || block == end - 1) {
             int32_t chunk = block / CHUNK_BLOCKS;
             add_sums<token_tiles>(total, sum, work.parts != NULL || chunk == 0);

@@ -1,5 +1,5 @@
-/* Products of any shape, simply: a warp makes 16 outputs of 8 tokens, one block of columns after the other. The fast kernels
- * (product_few.cu, product_many.cu) give the same bits.
+/* Products of any shape, simply: a warp makes 16 outputs of 8 tokens, one block of columns after the other.
+ * The fast kernels (product_few.cu, product_many.cu) give the same bits.
  */
 #include "kernels/cuda/mma.h"
 #include "kernels/cuda/product_work.h"

@@ -1,12 +1,13 @@
 /* Inputs of products as the tensor cores take them: rows of BF16 numbers.
  *
- * Encoded rows (FP8, FP4) are BF16 numbers exactly, their scales applied: one term. A float32 number is the sum of three BF16
- * numbers, its terms: x = t0 + t1 + t2 with t0 the nearest BF16 number to x, t1 that to the rest, and so on; the sum is exact except
- * near the ends of float32's range. Products with three terms are so as exact as float32 ones.
+ * Encoded rows (FP8, FP4) are BF16 numbers exactly, their scales applied: one term. A float32 number is the
+ * sum of three BF16 numbers, its terms: x = t0 + t1 + t2 with t0 the nearest BF16 number to x, t1 that to the
+ * rest, and so on; the sum is exact except near the ends of float32's range. Products with three terms are so
+ * as exact as float32 ones.
  *
- * A row lies in memory as its columns in eights, up to a multiple of eight (zeros follow the last column), each eight in
- * the order 0 4 1 5 2 6 3 7: the order in which packed codes come apart (product_codes.h). Weights of float32 meet rows of float32
- * in their natural order: 0 terms.
+ * A row lies in memory as its columns in eights, up to a multiple of eight (zeros follow the last column),
+ * each eight in the order 0 4 1 5 2 6 3 7: the order in which packed codes come apart (product_codes.h).
+ * Weights of float32 meet rows of float32 in their natural order: 0 terms.
  */
 #ifndef NOCTURNE_CUDA_PRODUCT_ROWS_H
 #define NOCTURNE_CUDA_PRODUCT_ROWS_H
@@ -111,7 +112,8 @@ __device__ static inline void put_column(
 
 /* ---- reading rows of any encoding ---- */
 
-/* Columns [c, c + 8) of a row, zeros beyond `columns`; `whole`: rows begin on multiples of 16 bytes (float32) or 8. */
+/* Columns [c, c + 8) of a row, zeros beyond `columns`; `whole`: rows begin on multiples of 16 bytes
+ * (float32) or 8. */
 __device__ static inline void load_float_eight(
     const uint8_t *row, int32_t columns, int32_t c, bool whole, float v[EIGHT]) {
     const float *from = (const float *)row + c;
@@ -171,7 +173,8 @@ static inline struct row_source row_source_of(const struct rows *x) {
 
 enum { PREPARE_THREADS = 128 };
 
-/* The part of row `from` of the source that falls to this thread, as row `to`; gridDim.y parts of PREPARE_THREADS eights. */
+/* The part of row `from` of the source that falls to this thread, as row `to`; gridDim.y parts of
+ * PREPARE_THREADS eights. */
 template <int terms>
 __device__ static inline void prepare_row(
     const struct row_source *source, int64_t from, const struct product_rows *rows, int64_t to) {

@@ -1,5 +1,5 @@
-/* One launch of a product kernel, and what falls to a block of it: dense and grouped products, and those of experts, whose pairs only the
- * device knows.
+/* One launch of a product kernel, and what falls to a block of it: dense and grouped products, and those of
+ * experts, whose pairs only the device knows.
  */
 #ifndef NOCTURNE_CUDA_PRODUCT_WORK_H
 #define NOCTURNE_CUDA_PRODUCT_WORK_H
@@ -27,6 +27,7 @@ struct activation {
     struct product_rows hidden;
 };
 
+/* A launch has row tiles (fastest) times token tiles along x, groups along y, parts of the sum along z. */
 struct product_work {
     struct code_matrix w;                /* with experts: where it lies is told by them */
     int32_t rows, groups;                /* outputs of one group or expert */
@@ -35,25 +36,22 @@ struct product_work {
     const struct expert_places *experts; /* NULL: none */
     const struct expert_tile *tiles;     /* [*tile_count] */
     const int32_t *tile_count;
-    enum expert_matrix matrix; /* gate: of a pair of products, where the kernel makes both */
-    int32_t
-        row_tiles; /* gridDim.x: row tiles, fastest, times token tiles; gridDim.y: groups; gridDim.z: parts */
+    enum expert_matrix matrix; /* EXPERT_GATE: the up product, too, where the kernel makes both */
+    int32_t row_tiles;
     int32_t chunks, chunks_a_part;
-    float
-        *parts; /* [chunks, tokens, groups * rows]: sums of chunks, where blocks share them out; else NULL */
+    float *parts; /* sums of chunks [chunks, tokens, groups * rows], where blocks share them out; else NULL */
     float *out;
     int64_t out_stride;
     struct activation activation;
 };
 
-/* A block's part of it. */
+/* A block's part of it. Output r of the group is row `first + r` of the matrix. */
 struct product_job {
-    struct code_matrix w[2]; /* the second one is the up product's */
-    int32_t first, row,
-        rows; /* row `first + r` of the matrix is output r of the group; the tile begins at `row` of `rows` */
-    int32_t token, tokens; /* the tile's first token or pair, and how many it has */
-    const uint8_t *x;      /* of its first token */
-    int64_t x_stride;      /* bytes from token to token */
+    struct code_matrix w[2];  /* the second one is the up product's */
+    int32_t first, row, rows; /* the tile begins at output `row` of `rows` */
+    int32_t token, tokens;    /* the tile's first token or pair, and how many it has */
+    const uint8_t *x;         /* of its first token */
+    int64_t x_stride;         /* bytes from token to token */
 };
 
 /* False: nothing falls to this block. */

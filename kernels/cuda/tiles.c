@@ -50,7 +50,8 @@ static struct product_tiles plain_tiles(const struct product_shape *shape) {
         .token_tiles = count_token_tiles(shape, 8)};
 }
 
-/* Tiles of 16 outputs that a block of PRODUCT_FEW has: a gate and its up product need 32 outputs of each, one scale group. */
+/* Tiles of 16 outputs that a block of PRODUCT_FEW has: a gate and its up product need 32 outputs of each,
+ * one scale group. */
 static int32_t few_row_tiles(const struct product_shape *shape) {
     return shape->is_gate_and_up ? 4 : 1;
 }

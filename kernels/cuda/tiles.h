@@ -1,11 +1,11 @@
-/* Tile shapes of the products: how a product's sum is cut (a matter of the weight's columns alone) and how its outputs are cut into
- * blocks (a matter of speed alone). Host only.
+/* Tile shapes of the products: how a product's sum is cut (a matter of the weight's columns alone) and how
+ * its outputs are cut into blocks (a matter of speed alone). Host only.
  *
- * The sum of one (token, output), for weights of BF16, FP8 and FP4, is that of chunks of CHUNK_COLUMNS columns, added in ascending order.
- * A chunk is summed from zero by tensor cores, 16 columns a step: blocks of BLOCK_COLUMNS ascending; within a block its two halves (the
- * first eight of each 16 columns, then the others); within a half one after the other the terms of the input (product_rows.h); within a
- * term two steps. Weights of float32 have chunks of FLOAT_CHUNK_COLUMNS:
- * product_float.cu.
+ * The sum of one (token, output), for weights of BF16, FP8 and FP4, is that of chunks of CHUNK_COLUMNS
+ * columns, added in ascending order. A chunk is summed from zero by tensor cores, 16 columns a step: blocks
+ * of BLOCK_COLUMNS ascending; within a block its two halves (the first eight of each 16 columns, then the
+ * others); within a half one after the other the terms of the input (product_rows.h); within a term two
+ * steps. Weights of float32 have chunks of FLOAT_CHUNK_COLUMNS: product_float.cu.
  */
 #ifndef NOCTURNE_CUDA_TILES_H
 #define NOCTURNE_CUDA_TILES_H
@@ -29,8 +29,8 @@ enum {
 enum product_kernel {
     PRODUCT_ANY,   /* in force_product_kernel: choose */
     PRODUCT_PLAIN, /* any shape: one warp for 16 outputs of 8 tokens */
-    PRODUCT_FEW, /* few tokens: weights are read once, straight into registers; warps of a block share out the chunks */
-    PRODUCT_MANY, /* many tokens: weights are decoded into shared memory once for a tile of tokens */
+    PRODUCT_FEW,   /* few tokens: weights are read once, straight into registers; warps share out chunks */
+    PRODUCT_MANY,  /* many tokens: weights are decoded into shared memory once for a tile of tokens */
 };
 
 enum {
@@ -69,7 +69,8 @@ struct product_tiles {
     int64_t shared_bytes; /* few: of shared memory */
 };
 
-/* Whether the fast kernels can meet such a weight: whole vectors in each row, whole scale groups in a gate's block. */
+/* Whether the fast kernels can meet such a weight: whole vectors in each row, whole scale groups in a
+ * gate's block. */
 bool product_is_regular(const struct product_shape *shape);
 
 /* The tiles of a product. PRODUCT_PLAIN with is_gate_and_up: no kernel makes both at once. */
@@ -78,7 +79,8 @@ struct product_tiles choose_product_tiles(const struct product_shape *shape);
 /* Pairs up to which PRODUCT_FEW meets that many experts; for more, PRODUCT_MANY does. */
 int64_t few_pairs(int32_t experts);
 
-/* Tokens whose prepared inputs, `bytes` each, are made at once: bounded, so that the scratch memory is; a multiple of a tile. */
+/* Tokens whose prepared inputs, `bytes` each, are made at once: bounded, so that the scratch memory is; a
+ * multiple of a tile. */
 int32_t product_slab_tokens(int64_t bytes);
 
 /* For tests: products to come use that kernel wherever it can meet the shape. The bits are the same. */

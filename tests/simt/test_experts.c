@@ -86,7 +86,8 @@ static void run_experts(const struct kernels *kernels, struct stream *stream, co
     close_device(&d);
 }
 
-/* Expert 3 is chosen by nobody, expert 5 by token 0 alone; all others by about half of the tokens, or (crowded) expert 1 by all. */
+/* Expert 3 is chosen by nobody, expert 5 by token 0 alone; all others by about half of the tokens, or
+ * (crowded) expert 1 by all. */
 static int32_t *choose_some(int32_t tokens, bool is_crowded) {
     int32_t *chosen = allocate_or_fail((size_t)(tokens * MOST_CHOSEN) * 4);
     for (int32_t t = 0; t < tokens; t++) {
@@ -207,7 +208,8 @@ static void test_room(void **state) {
     close_case(&c);
 }
 
-/* More pairs of one expert than a tile of tokens, and more than PRODUCT_FEW takes: the tiles of both kernels. */
+/* More pairs of one expert than a tile of tokens, and more than PRODUCT_FEW takes: the tiles of both
+ * kernels. */
 static void test_many_pairs(void **state) {
     (void)state;
     static const struct experts_shape many[] = {

@@ -1,7 +1,8 @@
 /* Products of the CUDA backend: against the CPU backend, with each kernel, for any number of tokens. */
 #include "products_check.h"
 
-/* Weights of packed formats are exact; inputs of float32 are split into terms that hold all but their last bit or so. */
+/* Weights of packed formats are exact; inputs of float32 are split into terms that hold all but their last
+ * bit or so. */
 #define PRODUCT_TOLERANCE 1e-5
 
 struct product_case {

@@ -1,4 +1,5 @@
-/* The choice of tile shapes: every output and every chunk falls to one block or warp, within what a block may have. */
+/* The choice of tile shapes: every output and every chunk falls to one block or warp, within what a block
+ * may have. */
 #include "kernels/cuda/tiles.h"
 
 #include <setjmp.h>
