@@ -152,6 +152,7 @@ struct index_choice {
 };
 
 struct stream; /* an order of work; the CPU backend's runs inline */
+struct recording;
 struct sample_row;
 struct sample_adjustment;
 struct sample_result;
@@ -185,6 +186,15 @@ struct kernels {
     /* Waits for the work enqueued so far. Operations return nothing: a device that refused or failed in one of them is reported
      * here (ERROR_INTERNAL, ERROR_MEMORY), and the results since are worthless. Never fails on the CPU. */
     enum result (*synchronize)(struct stream *stream);
+    /* Work that is enqueued again and again in one shape can be recorded once: between record_begin and record_end it is kept, not
+     * done, and each replay enqueues all of it as one. It has the arguments of its recording, arrays included, so these stay where they
+     * are; is_current tells whether the stream's own memory has, too. copy_in and copy_out cannot be recorded. A failed
+     * recording is ERROR_INTERNAL, and the work was not done. All NULL where there is no such thing. */
+    enum result (*record_begin)(struct stream *stream);
+    enum result (*record_end)(struct stream *stream, struct recording **recording);
+    bool (*is_current)(const struct stream *stream, const struct recording *recording);
+    void (*replay)(struct stream *stream, const struct recording *recording);
+    void (*recording_free)(struct recording *recording);
     /* Bytes of device memory that `place` needs for a matrix, a multiple of 64. */
     int64_t (*placed_bytes)(const struct kernels *self, const struct matrix *host);
     /* Makes a checkpoint's matrix usable on the device: copies it into `memory`, device memory of placed_bytes that must live

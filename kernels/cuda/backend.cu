@@ -189,6 +189,11 @@ enum result kernels_cuda_create(int32_t device, const struct kernels **kernels) 
     table->copy_out = cuda_copy_out;
     table->copy = cuda_copy;
     table->synchronize = cuda_synchronize;
+    table->record_begin = cuda_record_begin;
+    table->record_end = cuda_record_end;
+    table->is_current = cuda_is_current;
+    table->replay = cuda_replay;
+    table->recording_free = cuda_recording_free;
     table->placed_bytes = cuda_placed_bytes;
     table->place = cuda_place;
     fill_operations(table);

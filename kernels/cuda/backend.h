@@ -30,7 +30,7 @@ struct scratch {
     size_t bytes;
 };
 
-struct pinned_ring; /* host memory through which small uploads go without a wait: memory.cu */
+struct pinned_ring;   /* host memory through which small uploads go without a wait: memory.cu */
 struct expert_tables; /* where experts lie, in device memory: experts_table.cu */
 
 struct stream {
@@ -39,6 +39,8 @@ struct stream {
     int32_t multiprocessors; /* of the device: launch shapes may depend on it, results never */
     int32_t architecture;    /* 90 or 100; 0 in the emulation */
     struct scratch scratch[SCRATCH_AREAS];
+    int64_t scratch_moves; /* times an area got other memory: recordings made before are stale */
+    bool is_recording;
     struct pinned_ring *ring;
     struct expert_tables *expert_tables;
     enum result status; /* of the work so far, and its message */

@@ -48,6 +48,11 @@ void *stream_scratch(struct stream *stream, enum scratch_area area, size_t bytes
     struct scratch *scratch = &stream->scratch[area];
     if (scratch->bytes >= bytes && scratch->memory != NULL)
         return scratch->memory;
+    if (stream->is_recording) {
+        keep_failure(stream, ERROR_INTERNAL, "recording", "scratch memory would have to grow");
+        return NULL;
+    }
+    stream->scratch_moves++;
     size_t grown = bytes + bytes / 4 + 256; /* some room, lest slowly growing shapes allocate each time */
     void *memory = NULL;
     /* In stream order: work enqueued before still finds the old memory. */
@@ -108,6 +113,57 @@ void cuda_copy(struct stream *stream, void *to, const void *from, size_t bytes) 
     if (bytes > 0)
         (void)stream_check(stream, cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream->handle),
             "copy on the device");
+}
+
+/* ---- recordings: graphs of CUDA ---- */
+
+struct recording {
+    cudaGraphExec_t graph;
+    int64_t scratch_moves;
+};
+
+enum result cuda_record_begin(struct stream *stream) {
+    if (!stream_check(
+            stream, cudaStreamBeginCapture(stream->handle, cudaStreamCaptureModeThreadLocal), "recording"))
+        return fail(stream->status, "%s", stream->message);
+    stream->is_recording = true;
+    return OK;
+}
+
+enum result cuda_record_end(struct stream *stream, struct recording **recording) {
+    cudaGraph_t graph = NULL;
+    *recording = NULL;
+    stream->is_recording = false;
+    (void)stream_check(stream, cudaStreamEndCapture(stream->handle, &graph), "end of a recording");
+    struct recording *made = stream->status == OK ? (struct recording *)calloc(1, sizeof *made) : NULL;
+    if (made != NULL) {
+        made->scratch_moves = stream->scratch_moves;
+        if (!stream_check(stream, cudaGraphInstantiate(&made->graph, graph, 0), "recording")) {
+            free(made);
+            made = NULL;
+        }
+    }
+    if (graph != NULL)
+        (void)cudaGraphDestroy(graph);
+    *recording = made;
+    if (stream->status != OK)
+        return fail(stream->status, "%s", stream->message);
+    return made != NULL ? OK : fail(ERROR_MEMORY, "out of memory for a recording");
+}
+
+bool cuda_is_current(const struct stream *stream, const struct recording *recording) {
+    return recording->scratch_moves == stream->scratch_moves;
+}
+
+void cuda_replay(struct stream *stream, const struct recording *recording) {
+    (void)stream_check(stream, cudaGraphLaunch(recording->graph, stream->handle), "replay");
+}
+
+void cuda_recording_free(struct recording *recording) {
+    if (recording == NULL)
+        return;
+    (void)cudaGraphExecDestroy(recording->graph);
+    free(recording);
 }
 
 /* ---- life ---- */

@@ -13,6 +13,7 @@ MUST_CHECK enum result grow_device(struct model *model, void *pointer, int64_t *
     *memory = NULL;
     model->bytes.scratch += bytes - *capacity;
     *capacity = 0;
+    model->lane->memory_moves++;
     TRY(model->kernels->allocate(model->kernels, (size_t)bytes, memory));
     *capacity = bytes;
     return OK;

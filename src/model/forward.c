@@ -114,6 +114,22 @@ static void prepare_upper(struct model *model, const struct span *spans, int32_t
     upload_set(model, &m->upper, UPPER_SEQUENCE, m->host_image_upper);
 }
 
+/* Whether the step is of a kind that a device may record: it decodes one token of each sequence. Its tables are then a little wider
+ * than needed and its lists as long as they could be, so that its shape stays the same for many steps. */
+static bool is_repeatable(const struct model *model, const struct span *spans, int32_t count) {
+    if (!model->kernels->record_begin || model->trace)
+        return false;
+    for (int32_t i = 0; i < count; i++)
+        if (spans[i].count != 1 || spans[i].tail || spans[i].embeddings || spans[i].logits != 1)
+            return false;
+    return true;
+}
+
+static int32_t rounded_up(int32_t value, int32_t step, int32_t most) {
+    int32_t rounded = (value + step - 1) / step * step;
+    return rounded < most ? rounded : at_least(value, most);
+}
+
 /* Gives the step's sequences blocks for their new tokens. */
 static enum result extend_sequences(struct model *model, const struct span *spans, int32_t count) {
     struct step_memory *m = &model->lane->step;
@@ -123,6 +139,10 @@ static enum result extend_sequences(struct model *model, const struct span *span
         TRY(sequence_extend(model, s, spans[i].count));
         m->window_stride = at_least(m->window_stride, s->window.count);
         m->global_stride = at_least(m->global_stride, s->global.count);
+    }
+    if (is_repeatable(model, spans, count)) {
+        m->window_stride = rounded_up(m->window_stride, 8, m->window_most);
+        m->global_stride = rounded_up(m->global_stride, 64, m->global_most);
     }
     if (m->window_stride > m->window_most || m->global_stride > m->global_most)
         return fail(ERROR_INTERNAL, "a sequence has %d and %d blocks, more than a step's tables hold",
@@ -148,6 +168,9 @@ static void list_row_copies(struct model *model, const struct span *spans, int32
                 (struct row_copy){m->pair_gate + to * d, is_open ? open + d : m->compress_gate + row * d};
         }
     }
+    const bool is_padded = is_repeatable(model, spans, count);
+    while (is_padded && next < list + 4 * count)
+        *next++ = (struct row_copy){NULL, NULL};
     m->pair_copies = (int32_t)(next - list);
     from = 0;
     for (int32_t i = 0; i < count; i++) {
@@ -159,6 +182,8 @@ static void list_row_copies(struct model *model, const struct span *spans, int32
         *next++ = (struct row_copy){open, m->compress_kv + (from - 1) * d};
         *next++ = (struct row_copy){open + d, m->compress_gate + (from - 1) * d};
     }
+    while (is_padded && next < list + 6 * count)
+        *next++ = (struct row_copy){NULL, NULL};
     m->open_copies = (int32_t)(next - list) - m->pair_copies;
 }
 
@@ -182,6 +207,10 @@ static enum result prepare_tables(
             m->host_i32[GROUP_ROW][n] = g;
             m->host_i32[GROUP_POSITION][n] = 2 * g;
         }
+    }
+    for (; n < count && is_repeatable(model, spans, count); n++) {
+        m->host_i32[GROUP_SEQUENCE][n] = m->host_i32[GROUP_POSITION][n] = 0;
+        m->host_i32[GROUP_ROW][n] = -1; /* not stored */
     }
     for (int32_t slot = 0; slot < model->ratio2_sources; slot++) {
         int64_t at = (int64_t)slot * m->row_copies_most;
@@ -548,17 +577,21 @@ static enum result read_logits(struct model *model, const struct span *spans, in
     k->collapse_norm(model->lane->stream, m->upper.streams, m->upper.pre, m->upper.tokens, c->hc_mult,
         c->hidden_size, model->final_norm, c->rms_norm_eps, m->x);
     int64_t from = 0, wanted = 0, hidden = c->hidden_size;
-    for (int32_t i = 0; i < count; i++) {
+    for (int32_t i = 0; i < count; i++)
+        wanted += spans[i].logits;
+    const float *rows = m->x; /* all rows of the upper set, as when decoding */
+    for (int32_t i = 0, to = 0; wanted < m->upper.tokens && i < count; i++) {
         from += span_upper_tokens(&spans[i]);
         int32_t n = spans[i].logits;
         if (n)
-            k->copy(model->lane->stream, m->logit_hidden + wanted * hidden, m->x + (from - n) * hidden,
+            k->copy(model->lane->stream, m->logit_hidden + to * hidden, m->x + (from - n) * hidden,
                 (size_t)n * (size_t)hidden * sizeof(float));
-        wanted += n;
+        to += n;
+        rows = m->logit_hidden;
     }
     if (!wanted)
         return OK;
-    struct rows in = plain_rows(m->logit_hidden, c->hidden_size);
+    struct rows in = plain_rows(rows, c->hidden_size);
     if (!logits) {
         int64_t bytes = wanted * c->vocab_size * (int64_t)sizeof(float);
         TRY(grow_device(model, &m->logits, &m->logits_bytes, bytes));
@@ -568,12 +601,75 @@ static enum result read_logits(struct model *model, const struct span *spans, in
     return OK;
 }
 
-static enum result run_layers(struct model *model, const struct span *spans, int32_t count, float *logits) {
-    struct step_memory *m = &model->lane->step;
-    int32_t groups = 0;
+/* ---- recordings ---- */
+
+/* The entry of a shape, else the one that was used the longest ago, emptied. */
+static struct recorded_step *find_recorded(struct model *model, const struct step_shape *shape) {
+    struct lane *lane = model->lane;
+    struct recorded_step *oldest = &lane->recorded[0];
+    for (int32_t i = 0; i < MOST_RECORDINGS; i++) {
+        struct recorded_step *step = &lane->recorded[i];
+        if (step->used && memcmp(&step->shape, shape, sizeof *shape) == 0)
+            return step;
+        if (step->used < oldest->used)
+            oldest = step;
+    }
+    model->kernels->recording_free(oldest->recording);
+    *oldest = (struct recorded_step){.shape = *shape};
+    return oldest;
+}
+
+/* Runs the layers of a step whose arrays are uploaded. */
+static enum result enqueue_layers(struct model *model, const struct span *spans, int32_t count,
+    int32_t groups, const int64_t most[2], float *logits) {
     bool any_tail = false;
     for (int32_t i = 0; i < count; i++)
         any_tail = any_tail || spans[i].tail;
+    if (most[0])
+        TRY(run_lower(model, spans, count, groups));
+    TRY(gather_upper(model, spans, count, any_tail));
+    if (!most[1])
+        return OK;
+    TRY(run_upper(model, any_tail));
+    return read_logits(model, spans, count, logits);
+}
+
+/* The first step of a shape runs as it is, the second is recorded, later ones replay. */
+static enum result run_repeatable(struct model *model, const struct span *spans, int32_t count,
+    int32_t groups, const int64_t most[2], struct step_shape shape) {
+    const struct kernels *k = model->kernels;
+    struct lane *lane = model->lane;
+    shape.memory_moves = lane->memory_moves;
+    struct recorded_step *step = find_recorded(model, &shape);
+    bool is_new = !step->used;
+    step->used = ++lane->recorded_uses;
+    if (is_new)
+        return enqueue_layers(model, spans, count, groups, most, NULL);
+    if (step->recording && !k->is_current(lane->stream, step->recording)) {
+        k->recording_free(step->recording);
+        step->recording = NULL;
+    }
+    if (!step->recording) {
+        TRY(k->record_begin(lane->stream));
+        enum result status = enqueue_layers(model, spans, count, groups, most, NULL);
+        enum result ended = k->record_end(lane->stream, &step->recording);
+        TRY(status);
+        TRY(ended);
+    }
+    k->replay(lane->stream, step->recording);
+    lane->replays++;
+    return OK;
+}
+
+void recordings_free(struct model *model, struct lane *lane) {
+    for (int32_t i = 0; i < MOST_RECORDINGS; i++)
+        if (lane->recorded[i].recording)
+            model->kernels->recording_free(lane->recorded[i].recording);
+}
+
+static enum result run_layers(struct model *model, const struct span *spans, int32_t count, float *logits) {
+    struct step_memory *m = &model->lane->step;
+    int32_t groups = 0;
     TRY(prepare_tables(model, spans, count, &groups));
     prepare_lower(model, spans, count);
     prepare_upper(model, spans, count);
@@ -583,13 +679,15 @@ static enum result run_layers(struct model *model, const struct span *spans, int
     TRY(exchange_begin_step(model->lane->exchange, own));
     if (most[0] && model->config->engram_layers)
         TRY(engram_prefetch(model, m->lower.tokens));
-    if (most[0])
-        TRY(run_lower(model, spans, count, groups));
-    TRY(gather_upper(model, spans, count, any_tail));
-    if (!most[1])
-        return OK;
-    TRY(run_upper(model, any_tail));
-    return read_logits(model, spans, count, logits);
+    struct step_shape shape = {.tokens = own,
+        .most_tokens = most[0],
+        .window_stride = m->window_stride,
+        .global_stride = m->global_stride};
+    /* All ranks must see it alike only in so far as their exchanges go: a replay sends what the calls would. */
+    if (!logits && most[0] == most[1] && is_repeatable(model, spans, count) &&
+        exchange_is_repeatable(model->lane->exchange, &shape.exchange_moves))
+        return run_repeatable(model, spans, count, groups, most, shape);
+    return enqueue_layers(model, spans, count, groups, most, logits);
 }
 
 static void advance_sequences(struct model *model, const struct span *spans, int32_t count) {

@@ -171,6 +171,23 @@ struct step_memory {
     int32_t *compressed_ids; /* of one span, history in front */
 };
 
+/* What the work of a decoding step depends on besides the contents of arrays. */
+struct step_shape {
+    int64_t tokens, most_tokens; /* of this rank, and of the rank with the most */
+    int64_t window_stride, global_stride;
+    int64_t memory_moves,
+        exchange_moves; /* times that memory of the lane or its exchange got another address */
+};
+
+enum { MOST_RECORDINGS = 32 };
+
+/* A shape met before. Its first step lets memory grow, its second is recorded. */
+struct recorded_step {
+    struct step_shape shape;
+    struct recording *recording; /* NULL: not yet */
+    int64_t used;
+};
+
 /* One batch on its way through the model: its order of work, memory and exchange. A device has two, so that the host prepares one
  * step, and its ranks exchange rows, while the other computes. */
 struct lane {
@@ -180,6 +197,10 @@ struct lane {
     struct span *spans; /* [step_sequences]: of the step on its way */
     int32_t span_count;
     bool in_flight;
+    int64_t memory_moves;
+    struct recorded_step recorded[MOST_RECORDINGS];
+    int64_t recorded_uses;
+    int64_t replays; /* steps done by a replay so far */
 };
 
 enum { MOST_LANES = 2 };
@@ -239,6 +260,9 @@ void sequence_release_waiting(struct model *model, struct sequence *sequence);
 /* step.c: sizes and allocates the memory of model->lane's steps. */
 MUST_CHECK enum result step_memory_create(struct model *model);
 void step_memory_free(struct model *model, struct step_memory *memory);
+
+/* forward.c */
+void recordings_free(struct model *model, struct lane *lane);
 
 /* draws.c */
 void samplers_free(struct model *model);

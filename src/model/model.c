@@ -300,6 +300,7 @@ static enum result create_lanes(struct model *model) {
 static void free_lane(struct model *model, struct lane *lane) {
     if (lane->stream && lane->in_flight && model->kernels->synchronize(lane->stream) != OK)
         log_error("%s", failure_message());
+    recordings_free(model, lane);
     exchange_free(lane->exchange);
     step_memory_free(model, &lane->step);
     if (lane->stream)

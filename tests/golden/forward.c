@@ -1,5 +1,6 @@
-/* Compares the forward pass with goldens of the reference: golden-forward CHECKPOINT GOLDEN.h5 [INSTRUCTION_SET | cuda [brief]].
- * Brief: fewer of the passes that repeat others in smaller pieces, for backends that are slow here.
+/* Compares the forward pass with goldens of the reference: golden-forward CHECKPOINT GOLDEN.h5 [INSTRUCTION_SET | cuda [brief | replays]].
+ * brief: fewer of the passes that repeat others in smaller pieces, for backends that are slow here; replays: only what concerns
+ * recorded steps.
  *
  * Under mpirun the experts are sharded over the ranks; all ranks run the same sequence and all compare.
  */
@@ -438,6 +439,35 @@ static void check_copies(struct session *s, struct model *model, int32_t tail) {
     free(last);
 }
 
+static enum result see_nothing(
+    void *context, enum trace_point point, int32_t layer, const struct token_set *set) {
+    (void)context, (void)point, (void)layer, (void)set;
+    return OK;
+}
+
+/* Steps that a device recorded and replays give the bits of those that it runs piece by piece, as a traced step is. */
+static void check_replays(struct session *s, struct model *model) {
+    enum { STEPS = 7 };
+    if (!model->kernels->record_begin)
+        return;
+    size_t bytes = sizeof(float) * STEPS * (size_t)s->config->vocab_size;
+    float *logits[2] = {malloc(bytes), malloc(bytes)};
+    const int64_t before = model->lanes[0].replays;
+    for (int i = 0; i < 2; i++) {
+        struct sequence *sequence = NULL;
+        REQUIRE(sequence_create(model, &sequence));
+        run(model, sequence, s->ids, s->tokens / 2, 0, false, 0, NULL);
+        model->trace = i ? see_nothing : NULL;
+        continue_greedily(s, model, sequence, s->ids[0], STEPS, logits[i]);
+        model->trace = NULL;
+    }
+    const int64_t replays = model->lanes[0].replays - before;
+    check(s, replays > 0, "steps that were replayed", (double)replays, 1);
+    check(s, !memcmp(logits[0], logits[1], bytes), "replayed steps: bits equal", 0, 0);
+    free(logits[0]);
+    free(logits[1]);
+}
+
 /* Several sequences of other lengths in one step change no bit of any. */
 static void check_company(struct session *s, struct model *model) {
     enum { MOST = 5 };
@@ -496,7 +526,8 @@ static void check_staging(struct session *s, struct model *model) {
 
 int main(int argc, char **argv) {
     if (argc < 3) {
-        fprintf(stderr, "usage: golden-forward CHECKPOINT GOLDEN.h5 [INSTRUCTION_SET | cuda [brief]]\n");
+        fprintf(stderr,
+            "usage: golden-forward CHECKPOINT GOLDEN.h5 [INSTRUCTION_SET | cuda [brief | replays]]\n");
         return 2;
     }
     struct session s = {.is_brief = argc > 4 && !strcmp(argv[4], "brief")};
@@ -521,6 +552,9 @@ int main(int argc, char **argv) {
     s.tokens = (int32_t)count;
 
     struct model *exact = open_model(&s, MODE_EXACT), *rounded = open_model(&s, MODE_ROUNDED);
+    check_replays(&s, rounded);
+    if (argc > 4 && !strcmp(argv[4], "replays"))
+        goto done;
     check_forward(&s, exact);
     if (has_dataset(&s, "tail"))
         check_tail(&s, exact);
@@ -532,6 +566,7 @@ int main(int argc, char **argv) {
     check_company(&s, rounded);
     if (s.kernels->shares_host_memory)
         check_staging(&s, rounded);
+done:
     model_free(exact);
     model_free(rounded);
     checkpoint_close(s.checkpoint);

@@ -516,6 +516,8 @@ static enum result late_work(struct nccl_group *nccl, const char *what, double w
     if (open) {
         buffer_append_text(&text, ", which has not ended: ");
         append_place(&text, open->what, open->layer);
+    } else {
+        buffer_append_text(&text, ", in a layer that is not known, as a recorded step does not tell");
     }
     buffer_append_text(&text,
         "; the communicator is aborted. A rank that ended, stopped or fell behind keeps the "
