@@ -482,11 +482,19 @@ extern "C" uint64_t simt_warp(
     fiber->value = value;
     fiber->parameter = parameter;
     fiber->file = file;
+    if (warp->waiting == 0) {
+        warp->operation = operation;
+        warp->mask = mask;
+        warp->differs = false;
+    } else if (warp->operation != operation || warp->mask != mask) {
+        warp->differs = true;
+    }
     warp->waiting |= bit;
     if ((warp->waiting & mask) != mask) {
         give_way(w);
     } else {
-        check_agreement(warp, fiber);
+        if (warp->differs)
+            check_agreement(warp, fiber);
         complete(w, warp, operation, mask);
         warp->waiting &= ~mask;
         warp->ready |= mask;

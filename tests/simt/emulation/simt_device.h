@@ -351,11 +351,14 @@ SIMT_STORE(__stwt)
 
 /* ---- integers ---- */
 
+/* Sums of pairs, fours and eights of bits: quicker than the library's function, which the compiler would call. */
 static inline int __popc(unsigned x) {
-    return __builtin_popcount(x);
+    x -= x >> 1 & 0x55555555u;
+    x = (x & 0x33333333u) + (x >> 2 & 0x33333333u);
+    return (int)(((x + (x >> 4)) & 0x0f0f0f0fu) * 0x01010101u >> 24);
 }
 static inline int __popcll(unsigned long long x) {
-    return __builtin_popcountll(x);
+    return __popc((unsigned)x) + __popc((unsigned)(x >> 32));
 }
 static inline int __clz(int x) {
     return x == 0 ? 32 : __builtin_clz((unsigned)x);

@@ -75,7 +75,7 @@ struct simt_context {
 #endif
 };
 
-enum simt_wait {
+enum simt_wait : uint8_t {
     SIMT_RUNS,
     SIMT_AT_BARRIER,
     SIMT_AT_WARP,
@@ -90,18 +90,22 @@ struct simt_pending_copy {
 
 struct simt_warp_state;
 
-struct simt_fiber {
+struct alignas(64) simt_fiber {
+    /* first what changing fibers and warp operations touch: one line of the cache */
     simt_context context;
     struct simt_warp_state *warp;
-    uint32_t thread, lane; /* number in the block and in the warp */
-    uint32_t stack;        /* number of its stack */
-    uint3 index;
-    enum simt_wait wait;
     /* of the barrier or warp operation that it waits at */
-    uint32_t mask;
-    int parameter, line;
-    const char *file;
     uint64_t operation, value, result;
+    const char *file;
+    uint32_t mask;
+    int parameter;
+    uint32_t thread; /* number in the block */
+    uint8_t lane;    /* number in the warp */
+    enum simt_wait wait;
+
+    int line;       /* of a barrier */
+    uint32_t stack; /* number of its stack */
+    uint3 index;
     const void *operands[3]; /* of matrix operations */
     /* asynchronous copies on their way, oldest first */
     struct simt_pending_copy *copies;
@@ -113,6 +117,10 @@ struct simt_warp_state {
     uint32_t number;
     uint32_t exists, fresh, ready, waiting, ended; /* lanes; fresh: yet to begin */
     uint32_t limit;                                /* tags of its lanes below are ordered before what comes */
+    /* What the first of the waiting lanes called, and whether another one called something else. */
+    uint64_t operation;
+    uint32_t mask;
+    bool differs;
     /* known[l][m], after operations of some lanes: tags of lane m below are ordered before what lane l does. */
     bool has_known;
     uint32_t known[SIMT_WARP][SIMT_WARP];
