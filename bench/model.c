@@ -1,18 +1,20 @@
 /* Speed of the whole model on this machine, beside the machine's limits measured in the same run:
  *
  *     bench-model CHECKPOINT [--threads N] [--prompts N,N] [--batches N,N] [--chunk N] [--steps N] [--repeats N]
- *                 [--cpu-kernels NAME] [--long] [--longest] [--json] [--processor-time]
+ *                 [--backend cpu|cuda] [--cpu-kernels NAME] [--long] [--longest] [--json] [--processor-time]
  *
  * A row for each prompt that is prefilled (with a tail, as campaigns run) and for each batch that decodes: its best time of
  * all repeats or steps, the share of the limit that binds, and where the time of all of them went. The limit is the time that
  * the products' operations take at the peak of the arithmetic they use (BF16 dot products with avx512bf16, else float32
- * multiply-adds), or that the packed weights take to be read, whichever is longer. --long adds prompts of 1k and 32k tokens with the
+ * multiply-adds), or that the packed weights take to be read, whichever is longer. --backend cuda: the model on the first device, beside
+ * its limits; BF16 is what cuBLASLt reaches in a big dense product. --long adds prompts of 1k and 32k tokens with the
  * ratio of their costs a token, --longest one of 200k tokens with the memory it takes. --processor-time: one thread, and its processor
  * time instead of the wall clock's, for machines that others use too.
  */
 #include "base/log.h"
 #include "base/options.h"
 #include "base/stopwatch.h"
+#include "bench/device/device.h"
 #include "bench/limits.h"
 #include "cluster/ranks.h"
 #include "model/internals.h"
@@ -348,7 +350,7 @@ static enum result bench_longest(struct bench *b) {
 
 struct bench_options {
     int64_t threads, chunk, steps, repeats;
-    const char *prompts, *batches, *instruction_set;
+    const char *prompts, *batches, *backend, *instruction_set;
     bool with_long, with_longest, as_json, processor_time;
 };
 
@@ -414,7 +416,8 @@ static enum result open_model(
     TRY(prefill(b, &sequence, 1));
     double first = bench_seconds() - begin;
     sequence_free(b->model, sequence);
-    bool has_dots = strcmp(kernels->instruction_set, "avx512bf16") == 0 && b->limits.bf16 > 0;
+    bool has_dots = b->limits.bf16 > 0 &&
+                    (!kernels->shares_host_memory || strcmp(kernels->instruction_set, "avx512bf16") == 0);
     b->peak = has_dots ? b->limits.bf16 : b->limits.fma;
     b->peak_name = has_dots ? "bf16" : "fma";
     print_start(b, kernels, opened, placed);
@@ -444,9 +447,34 @@ static enum result measure(struct bench *b, const struct bench_options *o) {
     return OK;
 }
 
+/* The backend that was asked for and the limits of what it runs on. */
+static enum result open_backend(
+    struct bench *b, const struct bench_options *o, const struct kernels **kernels) {
+    if (strcmp(o->backend, "cpu") == 0) {
+        TRY(kernels_cpu_create(b->ranks.threads, o->instruction_set, kernels));
+        b->limits = bench_measure_limits(b->ranks.threads);
+        return OK;
+    }
+    if (strcmp(o->backend, "cuda") != 0)
+        return fail(ERROR_USAGE, "--backend %s: give cpu or cuda", o->backend);
+    if (o->processor_time)
+        return fail(
+            ERROR_USAGE, "--processor-time tells nothing of a device: leave it out with --backend cuda");
+    struct device_limits device;
+    TRY(kernels_cuda_create(0, kernels));
+    TRY(device_measure_limits(0, &device));
+    b->limits =
+        (struct bench_limits){.fma = device.fma, .bf16 = device.bf16, .read_bytes = device.read_bytes};
+    return OK;
+}
+
 static enum result run(int argc, char **argv) {
-    struct bench_options o = {
-        .chunk = 512, .steps = 16, .repeats = 3, .prompts = "512,2048", .batches = "1,8,32"};
+    struct bench_options o = {.chunk = 512,
+        .steps = 16,
+        .repeats = 3,
+        .prompts = "512,2048",
+        .batches = "1,8,32",
+        .backend = "cpu"};
     struct option_list folders = {0};
     bool help = false;
     const struct command_usage usage = {.name = "bench-model",
@@ -490,6 +518,11 @@ static enum result run(int argc, char **argv) {
             .least = 1,
             .most = 1 << 20,
             .help = "times each prompt is prefilled (default 3)"},
+        {.name = "backend",
+            .kind = OPTION_TEXT,
+            .value = &o.backend,
+            .placeholder = "NAME",
+            .help = "cpu or cuda (default cpu)"},
         {.name = "cpu-kernels",
             .kind = OPTION_TEXT,
             .value = &o.instruction_set,
@@ -522,8 +555,7 @@ static enum result run(int argc, char **argv) {
     struct rank_options rank_options = {.threads = (int32_t)o.threads};
     TRY(ranks_start(&rank_options, &b.ranks));
     const struct kernels *kernels = NULL;
-    TRY(kernels_cpu_create(b.ranks.threads, o.instruction_set, &kernels));
-    b.limits = bench_measure_limits(b.ranks.threads);
+    TRY(open_backend(&b, &o, &kernels));
     forget_peak();
     TRY(open_model(&b, folders.items[0], kernels, &o));
     TRY(measure(&b, &o));

@@ -1,8 +1,6 @@
 /* Attention, the choice of rows, and the router. */
 #include "bench/cases/internal.h"
 
-#include <string.h> /* memcpy */
-
 enum { WINDOW = 128, INDEX_COLUMNS = 128, BLOCK_ROWS = 64, REPEATED_ROWS = 509 };
 
 /* One sequence whose rows lie in one block after the other. */
@@ -13,6 +11,7 @@ struct attention_case {
     struct index_choice choice;
     int32_t heads, head_dim, top_k, context;
     int32_t *sequence, *position, *visible_from, *chosen, *candidates;
+    int32_t *host_position, *host_visible_from, *host_chosen; /* where the case makes them */
     float *q, *weight, *sink, *out;
 };
 
@@ -21,10 +20,12 @@ static struct block_rows random_block_rows(
     struct bench_case *self, enum row_encoding encoding, int32_t columns, int32_t rows, int32_t distinct) {
     const int32_t bytes = row_bytes(encoding, columns);
     const int32_t blocks = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
+    const int64_t all = (int64_t)blocks * BLOCK_ROWS;
     const struct rows few = random_input(self, encoding, distinct, columns);
-    uint8_t *base = case_memory(self, (size_t)bytes * BLOCK_ROWS * (size_t)blocks);
-    for (int64_t r = 0; r < (int64_t)blocks * BLOCK_ROWS; r++)
-        memcpy(base + r * bytes, (uint8_t *)few.data + r % distinct * bytes, (size_t)bytes);
+    uint8_t *base = case_device(self, (size_t)(bytes * all));
+    for (int64_t r = 0; r < all; r += distinct)
+        self->kernels->copy(self->stream, base + r * bytes, few.data,
+            (size_t)((all - r < distinct ? all - r : distinct) * bytes));
     return (struct block_rows){base, (int64_t)bytes * BLOCK_ROWS, 0, BLOCK_ROWS, encoding, columns};
 }
 
@@ -36,19 +37,29 @@ static void fill_attention(struct attention_case *c, const struct case_options *
     for (int32_t i = 0; i < blocks; i++)
         table[i] = i;
     table[blocks] = 0; /* the number of the first block */
-    c->tables = (struct block_tables){table, table + blocks, blocks};
-    c->sequence = case_memory(&c->base, tokens * sizeof *c->sequence);
-    c->position = case_memory(&c->base, tokens * sizeof *c->position);
-    c->visible_from = case_memory(&c->base, tokens * sizeof *c->visible_from);
-    c->chosen = case_memory(&c->base, tokens * (size_t)c->top_k * sizeof *c->chosen);
-    c->q = random_floats(&c->base, tokens * (size_t)(c->heads * columns));
+    const int32_t *twin = case_upload(&c->base, table, (size_t)(blocks + 1) * sizeof *table);
+    c->tables = (struct block_tables){twin, twin + blocks, blocks};
+    c->sequence = case_device(&c->base, tokens * sizeof *c->sequence);
+    c->host_position = case_memory(&c->base, tokens * sizeof *c->position);
+    c->position = case_twin(&c->base, c->host_position, tokens * sizeof *c->position);
+    c->host_visible_from = case_memory(&c->base, tokens * sizeof *c->visible_from);
+    c->visible_from = case_twin(&c->base, c->host_visible_from, tokens * sizeof *c->visible_from);
+    c->host_chosen = case_memory(&c->base, tokens * (size_t)c->top_k * sizeof *c->chosen);
+    c->chosen = case_twin(&c->base, c->host_chosen, tokens * (size_t)c->top_k * sizeof *c->chosen);
+    c->q = device_floats(&c->base, tokens * (size_t)(c->heads * columns));
+    c->base.most_tokens = c->context / 2;
+    c->base.fits_tensor_cores = true;
 }
 
 static void set_positions(struct attention_case *c, int32_t tokens) {
     for (int32_t t = 0; t < tokens; t++) {
-        c->position[t] = c->context - tokens + t;
-        c->visible_from[t] = c->position[t] < WINDOW ? 0 : c->position[t] - WINDOW + 1;
+        const int32_t position = c->context - tokens + t;
+        c->host_position[t] = position;
+        c->host_visible_from[t] = position < WINDOW ? 0 : position - WINDOW + 1;
     }
+    const size_t bytes = (size_t)tokens * sizeof *c->position;
+    case_send(&c->base, c->position, c->host_position, bytes);
+    case_send(&c->base, c->visible_from, c->host_visible_from, bytes);
 }
 
 static void set_attend_tokens(struct bench_case *self, int32_t tokens) {
@@ -58,10 +69,14 @@ static void set_attend_tokens(struct bench_case *self, int32_t tokens) {
     for (int32_t t = 0; t < tokens;
          t++) /* spread over the context, each token's a little apart from the last one's */
         for (int32_t k = 0; k < c->top_k; k++)
-            c->chosen[t * c->top_k + k] =
+            c->host_chosen[t * c->top_k + k] =
                 (int32_t)((int64_t)k * (c->context - tokens - 64) / c->top_k) + t % 64;
+    case_send(self, c->chosen, c->host_chosen, (size_t)(tokens * c->top_k) * sizeof *c->chosen);
     self->flops = 4 * rows * c->heads * c->head_dim;
     self->bytes = (double)tokens * c->top_k * row_bytes(ROWS_FP4_FINE, c->head_dim);
+    self->activations = 8.0 * tokens * c->heads * c->head_dim;
+    self->result = c->out;
+    self->result_count = (int64_t)tokens * c->heads * c->head_dim;
 }
 
 static void call_attend(struct bench_case *self, int32_t turn) {
@@ -86,8 +101,8 @@ struct bench_case *case_attend(const struct case_options *options, const char *p
     fill_attention(c, options, head_dim);
     c->window = random_block_rows(&c->base, ROWS_FP8, head_dim, context, REPEATED_ROWS);
     c->latents = random_block_rows(&c->base, ROWS_FP4_FINE, head_dim, context, REPEATED_ROWS);
-    c->sink = random_floats(&c->base, (size_t)heads);
-    c->out = case_memory(
+    c->sink = device_floats(&c->base, (size_t)heads);
+    c->out = case_device(
         &c->base, (size_t)options->most_tokens * (size_t)heads * (size_t)head_dim * sizeof(float));
     return &c->base;
 }
@@ -97,6 +112,7 @@ static void set_choose_tokens(struct bench_case *self, int32_t tokens) {
     set_positions(c, tokens);
     self->flops = 2.0 * tokens * c->context * c->heads * INDEX_COLUMNS;
     self->bytes = (double)c->context * row_bytes(ROWS_FP4, INDEX_COLUMNS);
+    self->activations = 4.0 * tokens * (c->heads * (INDEX_COLUMNS + 1) + c->top_k);
 }
 
 static void call_choose(struct bench_case *self, int32_t turn) {
@@ -124,8 +140,8 @@ struct bench_case *case_choose(
     c->base.call = call_choose;
     fill_attention(c, options, INDEX_COLUMNS);
     c->keys = random_block_rows(&c->base, ROWS_FP4, INDEX_COLUMNS, context, context);
-    c->weight = random_floats(&c->base, (size_t)options->most_tokens * (size_t)heads);
-    c->candidates = case_memory(&c->base, (size_t)options->most_tokens * sizeof *c->candidates);
+    c->weight = device_floats(&c->base, (size_t)options->most_tokens * (size_t)heads);
+    c->candidates = case_device(&c->base, (size_t)options->most_tokens * sizeof *c->candidates);
     return &c->base;
 }
 
@@ -140,9 +156,11 @@ struct route_case {
 };
 
 static void set_route_tokens(struct bench_case *self, int32_t tokens) {
+    const struct route_case *c = (const void *)self;
     self->flops = 0;
     self->bytes = 0;
-    (void)tokens;
+    self->result = c->weights;
+    self->result_count = (int64_t)tokens * c->chosen;
 }
 
 static void call_route(struct bench_case *self, int32_t turn) {
@@ -161,10 +179,10 @@ struct bench_case *case_route(
     c->base.arithmetic = CASE_CACHE;
     c->base.set_tokens = set_route_tokens;
     c->base.call = call_route;
-    c->logits = random_floats(&c->base, tokens * (size_t)experts);
-    c->bias = random_floats(&c->base, (size_t)experts);
-    c->weights = case_memory(&c->base, tokens * (size_t)chosen * sizeof *c->weights);
-    c->experts = case_memory(&c->base, tokens * (size_t)chosen * sizeof *c->experts);
-    c->is_image = case_memory(&c->base, tokens);
+    c->logits = device_floats(&c->base, tokens * (size_t)experts);
+    c->bias = device_floats(&c->base, (size_t)experts);
+    c->weights = case_device(&c->base, tokens * (size_t)chosen * sizeof *c->weights);
+    c->experts = case_device(&c->base, tokens * (size_t)chosen * sizeof *c->experts);
+    c->is_image = case_device(&c->base, tokens);
     return &c->base;
 }

@@ -2,7 +2,7 @@
  *
  * A case owns its inputs, which depend on nothing but its description, and can be called with any number of tokens up to
  * the most it was made for. Weights may lie in several copies through which calls rotate, so that they come from
- * memory and not from a cache.
+ * memory and not from a cache. All that the kernels read and write lies in the backend's device memory.
  */
 #ifndef NOCTURNE_BENCH_CASES_H
 #define NOCTURNE_BENCH_CASES_H
@@ -25,15 +25,24 @@ struct bench_case {
     const char *kernel; /* name of the operation in kernels.h */
     char shape[64];
     enum case_arithmetic arithmetic;
+    bool fits_tensor_cores; /* a device makes its sums there */
     int32_t tokens;
+    int32_t most_tokens; /* fewer than it was made for, where the shape has no room for more; 0: as many */
+    int32_t rotation;    /* calls until the same copies are met again */
     double flops, bytes; /* of one call; bytes: those that come from memory */
+    double activations;  /* bytes of inputs and outputs, which may come from a cache */
+    /* float32 in device memory that a call writes; NULL where that is something else */
+    const float *result;
+    int64_t result_count;
+    /* product of one token: the weight's shape, which other libraries can be given */
+    int32_t weight_rows, weight_columns;
     /* the case's own */
     const struct kernels *kernels;
     struct stream *stream;
     void (*set_tokens)(struct bench_case *self, int32_t tokens);
     void (*call)(struct bench_case *self, int32_t turn);
-    void *blocks[24];
-    int32_t block_count;
+    void *blocks[24], *device_blocks[24];
+    int32_t block_count, device_count;
 };
 
 /* What all cases are made with. */
@@ -55,6 +64,10 @@ struct bench_case *case_grouped_product(
 /* kernels->experts, FP4: each token visits `chosen` of `experts` experts. */
 struct bench_case *case_experts(const struct case_options *options, const char *part, int32_t chosen,
     int32_t experts, int32_t inner, int32_t columns);
+/* The same on one of `ranks` ranks that share the experts evenly: the tokens are those of each rank, and what is multiplied are
+ * the pairs of all ranks' tokens with this rank's experts. */
+struct bench_case *case_experts_share(const struct case_options *options, const char *part, int32_t chosen,
+    int32_t experts, int32_t ranks, int32_t inner, int32_t columns);
 
 /* kernels->attend: 128 window rows and `top_k` chosen ones of `context`. */
 struct bench_case *case_attend(const struct case_options *options, const char *part, int32_t heads,

@@ -98,26 +98,30 @@ static void set_rows_tokens(struct bench_case *self, int32_t tokens) {
     self->bytes = c->operation->bytes * tokens * c->columns;
 }
 
+static float *quarter_floats(struct bench_case *self, size_t count) {
+    float *values = random_floats(self, count);
+    for (size_t i = 0; i < count; i++)
+        values[i] *= 0.25f;
+    return case_upload(self, values, count * sizeof *values);
+}
+
 static void fill_rows(struct rows_case *c, size_t tokens) {
     const size_t row = (size_t)c->columns;
-    c->x = random_floats(&c->base, tokens * row);
-    c->y = random_floats(&c->base, tokens * row);
-    c->streams = random_floats(&c->base, tokens * STREAMS * row);
-    c->kv = random_floats(&c->base, tokens * (STREAMS + 1) * row);
-    c->base_mix = random_floats(&c->base, MIXES);
-    c->pre = random_floats(&c->base, tokens * STREAMS);
-    c->post = random_floats(&c->base, tokens * STREAMS);
-    c->comb = random_floats(&c->base, tokens * STREAMS * STREAMS);
-    c->out = case_memory(&c->base, tokens * row * sizeof(float));
-    c->encoded = case_memory(&c->base, tokens * row * 2);
-    c->weight = case_memory(&c->base, STREAMS * row * 2);
-    c->is_image = case_memory(&c->base, tokens);
-    fill_bf16(c->weight, STREAMS * row);
-    for (size_t i = 0; i < tokens * STREAMS * STREAMS; i++)
-        c->comb[i] *=
-            0.25f; /* expand is called again and again on its own result, which must stay a number */
-    for (size_t i = 0; i < tokens * STREAMS; i++)
-        c->post[i] *= 0.25f;
+    c->x = device_floats(&c->base, tokens * row);
+    c->y = device_floats(&c->base, tokens * row);
+    c->streams = device_floats(&c->base, tokens * STREAMS * row);
+    c->kv = device_floats(&c->base, tokens * (STREAMS + 1) * row);
+    c->base_mix = device_floats(&c->base, MIXES);
+    c->pre = device_floats(&c->base, tokens * STREAMS);
+    /* expand is called again and again on its own result, which must stay a number */
+    c->post = quarter_floats(&c->base, tokens * STREAMS);
+    c->comb = quarter_floats(&c->base, tokens * STREAMS * STREAMS);
+    c->out = case_device(&c->base, tokens * row * sizeof(float));
+    c->encoded = case_device(&c->base, tokens * row * 2);
+    c->is_image = case_device(&c->base, tokens);
+    uint8_t *weight = case_memory(&c->base, STREAMS * row * 2);
+    fill_bf16(weight, STREAMS * row);
+    c->weight = case_upload(&c->base, weight, STREAMS * row * 2);
 }
 
 struct bench_case *case_rows(
@@ -136,7 +140,8 @@ struct bench_case *case_rows(
     c->base.call = operation->call;
     fill_rows(c, (size_t)options->most_tokens);
     if (strcmp(kernel, "mix") == 0) {
-        uint8_t *memory = case_memory(&c->base, matrix_bytes(WEIGHT_F32, MIXES, STREAMS * columns));
+        uint8_t *memory =
+            case_weights(&c->base, matrix_stride(options->kernels, WEIGHT_F32, MIXES, STREAMS * columns));
         c->fn = random_matrix(options->kernels, memory, WEIGHT_F32, MIXES, STREAMS * columns);
     }
     return &c->base;

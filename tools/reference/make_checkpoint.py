@@ -6,6 +6,9 @@ come from the chosen preset. Needs numpy only. Shards are written as they are ma
 
     python3 make_checkpoint.py PRESET OUT_DIR [--seed N] [--shards N]
 
+Weights are normal random numbers, encoded; those of the preset `layer`, which only the speed is measured with, are random codes
+with one scale a matrix, which are made as fast as a disk takes them.
+
 A scale byte e stands for 2**(e-127). A dense FP8 weight [out, in] has one scale byte per
 32x32 tile, an FP4 expert weight packs two columns a byte (even column in the low nibble)
 and has one scale byte per row and 32 columns, an Engram row has one per 32 columns.
@@ -17,7 +20,7 @@ import struct
 
 import numpy as np
 
-from number_formats import bf16_encode, fp4_encode_ties_down, fp8_encode
+from number_formats import FP4_VALUES, FP8_VALUES, bf16_encode, fp4_encode_ties_down, fp8_encode
 
 DTYPE_NAMES = {"bf16": "BF16", "f32": "F32", "fp8": "F8_E4M3", "e8m0": "F8_E8M0", "fp4": "I8"}
 DTYPE_BYTES = {"BF16": 2, "F32": 4, "F8_E4M3": 1, "F8_E8M0": 1, "I8": 1}
@@ -94,6 +97,13 @@ PRESETS = {
         vision_config(num_hidden_layers=4, hidden_size=256, num_attention_heads=4,
                       intermediate_size=704)),
 }
+# One layer of the published sizes with all that a layer can have (compressed rows, their index and candidates), a small vocabulary
+# and neither drafter nor Engram: about 7.5 GB, nearly all of it experts.
+PRESETS["layer"] = (text_config(
+    vocab_size=8192, num_hidden_layers=1, compress_ratios=[1], kv_source_layer_ids=[0], index_source_layer_ids=[0],
+    candidate_source_layer_id=0, engram_layer_ids=[], n_mtp_layers=0, num_nextn_predict_layers=0,
+    dspark_target_layer_ids=[], dspark_noise_token_id=8000), PRESETS["bench"][1])
+QUICK_PRESETS = {"layer"}
 # tiny without Engram.
 PRESETS["noengram"] = (dict(PRESETS["tiny"][0], engram_layer_ids=[]), PRESETS["tiny"][1])
 
@@ -211,6 +221,29 @@ class Writer:
         self.put(name + ".scale", "e8m0", (exponent + 127).astype(np.uint8))
 
 
+class QuickWriter(Writer):
+    """Random codes instead of encoded random numbers, with about the same sizes of weights."""
+
+    def codes(self, shape, values):
+        """Bytes of random codes, none of them NaN, and the root of the mean square of what they stand for."""
+        code = np.frombuffer(self.rng.bytes(int(np.prod(shape))), np.uint8).reshape(shape)
+        used = values[np.arange(256) & 0xbf] if len(values) == 256 else values
+        return code, float(np.sqrt(np.mean(np.square(used, dtype=np.float64))))
+
+    def scales(self, shape, std, mean_size):
+        return np.full(shape, 127 + round(np.log2(std / mean_size)), np.uint8)
+
+    def dense(self, name, out, inner, gain=1.0):
+        code, size = self.codes((out, inner), FP8_VALUES)
+        self.put(name + ".weight", "fp8", code & np.uint8(0xbf))
+        self.put(name + ".scale", "e8m0", self.scales((-(-out // 32), -(-inner // 32)), gain * inner ** -.5, size))
+
+    def expert(self, name, out, inner, gain=1.0):
+        code, size = self.codes((out, inner // 2), FP4_VALUES)
+        self.put(name + ".weight", "fp4", code)
+        self.put(name + ".scale", "e8m0", self.scales((out, inner // 32), gain * inner ** -.5, size))
+
+
 def write_moe(w, prefix, c, experts):
     dim, inter = c["hidden_size"], c["moe_intermediate_size"]
     w.bf16(prefix + ".gate.weight", w.normal((experts, dim), dim ** -.5))
@@ -280,6 +313,8 @@ def write_backbone(w, c):
 
 
 def write_drafter(w, c):
+    if c["n_mtp_layers"] == 0:
+        return
     dim, rank = c["hidden_size"], c["dspark_markov_rank"]
     for stage in range(c["n_mtp_layers"]):
         write_block(w, f"mtp.{stage}", c, c["dspark_n_routed_experts"])
@@ -336,7 +371,7 @@ def start_shard(path, tensors):
     return file, offset
 
 
-def write_shards(folder, count, seed, text, vision):
+def write_shards(folder, count, writer, seed, text, vision):
     """Writes the shards and their index; returns the number of tensors and their bytes."""
     plan = Plan()
     write_model(plan, text, vision)
@@ -349,7 +384,7 @@ def write_shards(folder, count, seed, text, vision):
         shards.append((file, tensors))
         index.update({n: name for n in part})
         total += size
-    write_model(Writer(seed, shards), text, vision)
+    write_model(writer(seed, shards), text, vision)
     for file, _ in shards:
         file.close()
     (folder / "model.safetensors.index.json").write_text(
@@ -367,7 +402,8 @@ def main():
     text, vision = PRESETS[args.preset]
     text = dict(text, engram_num_embeddings=engram_rows(text))
     args.out.mkdir(parents=True, exist_ok=True)
-    tensors, total = write_shards(args.out, args.shards, args.seed, text, vision)
+    tensors, total = write_shards(
+        args.out, args.shards, QuickWriter if args.preset in QUICK_PRESETS else Writer, args.seed, text, vision)
     (args.out / "config.json").write_text(json.dumps(dict(
         architectures=["DeepseekV41ForCausalLM"], model_type="deepseek_v41",
         image_token_id=text["vocab_size"] - 16, text_config=text, vision_config=vision,
