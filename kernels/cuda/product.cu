@@ -17,6 +17,8 @@ static void launch_prepare(
         LAUNCH(stream, (prepare_inputs<0>), grid, PREPARE_THREADS, 0, source, rows);
     else if (rows.terms == 1)
         LAUNCH(stream, (prepare_inputs<1>), grid, PREPARE_THREADS, 0, source, rows);
+    else if (rows.terms == GROUPED_TERMS)
+        LAUNCH(stream, (prepare_inputs<GROUPED_TERMS>), grid, PREPARE_THREADS, 0, source, rows);
     else
         LAUNCH(stream, (prepare_inputs<MOST_TERMS>), grid, PREPARE_THREADS, 0, source, rows);
 }
@@ -66,9 +68,8 @@ static void multiply_slab(struct stream *stream, const struct slab *slab, int32_
     launch_product(stream, &work, &tiles, w->format, false);
 }
 
-void multiply_groups(struct stream *stream, const struct rows *x, int32_t tokens, int32_t groups,
-    const struct matrix *w, float *out, int64_t out_stride) {
-    int32_t terms = product_terms(x->encoding, w->format);
+void multiply_groups(struct stream *stream, const struct rows *x, int32_t terms, int32_t tokens,
+    int32_t groups, const struct matrix *w, float *out, int64_t out_stride) {
     int32_t most = product_slab_tokens(product_row_bytes(w->columns, terms) * groups);
     for (int32_t token = 0; token < tokens; token += most) {
         struct rows part = *x;
@@ -81,5 +82,5 @@ void multiply_groups(struct stream *stream, const struct rows *x, int32_t tokens
 
 void cuda_product(struct stream *stream, const struct rows *x, int32_t tokens, const struct matrix *w,
     float *out, int64_t out_stride) {
-    multiply_groups(stream, x, tokens, 1, w, out, out_stride);
+    multiply_groups(stream, x, product_terms(x->encoding, w->format), tokens, 1, w, out, out_stride);
 }

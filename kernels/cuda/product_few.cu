@@ -338,7 +338,9 @@ void launch_few_product(struct stream *stream, const struct product_work *work,
     now.chunks = tiles->chunks;
     now.chunks_a_part = tiles->chunks_a_part;
     dim3 grid((uint32_t)now.row_tiles * (uint32_t)tiles->token_tiles, (uint32_t)work->groups);
-    if (kind == CODES_FP4)
+    if (kind == CODES_FP8 && now.x.terms == GROUPED_TERMS)
+        launch_few_tokens<CODES_FP8, GROUPED_TERMS>(stream, now, tiles, grid);
+    else if (kind == CODES_FP4)
         launch_few_terms<CODES_FP4>(stream, &now, tiles, grid, is_gate_and_up);
     else if (kind == CODES_FP8)
         launch_few_terms<CODES_FP8>(stream, &now, tiles, grid, is_gate_and_up);

@@ -144,10 +144,11 @@ __device__ static inline void decode_pieces(
 template <int terms, int tokens>
 __device__ static inline void copy_inputs(const struct product_work *work, const struct product_job *job,
     int32_t block, struct many_piece (*to)[tokens * PIECES]) {
+    int32_t first = (int32_t)threadIdx.x / PIECES, piece = (int32_t)threadIdx.x % PIECES;
+    int32_t c = block * BLOCK_COLUMNS + piece * EIGHT;
 #pragma unroll
     for (int k = 0; k < tokens * PIECES / MANY_THREADS; k++) {
-        int32_t at = (int32_t)threadIdx.x + k * MANY_THREADS, token = at / PIECES, piece = at % PIECES;
-        int32_t c = block * BLOCK_COLUMNS + piece * EIGHT;
+        int32_t token = first + k * (MANY_THREADS / PIECES);
         bool has = token < job->tokens && c < work->w.columns;
         const uint8_t *from = has ? job->x + token * job->x_stride + (int64_t)c * 2 : job->x;
 #pragma unroll
@@ -176,7 +177,7 @@ __device__ static inline void multiply_block(const struct many_piece *weight,
             i = lane % 4;
     int32_t first_row = warp / WARPS_OF_TOKENS * WARP_ROWS,
             first_token = warp % WARPS_OF_TOKENS * 8 * token_tiles;
-#pragma unroll
+#pragma unroll(terms == 1 ? 2 : 1) /* more would need more registers than there are */
     for (int step = 0; step < 2 * terms; step++) {
         int half = step / terms, term = step % terms;
         uint32_t b[token_tiles][4];
@@ -201,13 +202,24 @@ __device__ static inline void multiply_block(const struct many_piece *weight,
 
 /* ---- where sums go ---- */
 
+/* This thread's number, which the compiler cannot know ahead: else it computes the places of all sums before the
+ * loop over the columns, and runs out of registers in it. */
+__device__ static inline int32_t thread_here(void) {
+    int32_t thread = (int32_t)threadIdx.x;
+#ifndef CUDA_EMULATION
+    asm volatile("" : "+r"(thread));
+#endif
+    return thread;
+}
+
 /* The output that sum o of a lane in row tile m and token tile n is. */
 struct many_place {
     int32_t row, token; /* within the block's tile */
 };
 
-template <int token_tiles> __device__ static inline struct many_place find_place(int m, int n, int o) {
-    int32_t lane = (int32_t)threadIdx.x % WARP, warp = (int32_t)threadIdx.x / WARP;
+template <int token_tiles>
+__device__ static inline struct many_place find_place(int32_t thread, int m, int n, int o) {
+    int32_t lane = thread % WARP, warp = thread / WARP;
     struct many_place place = {warp / WARPS_OF_TOKENS * WARP_ROWS + FEW_ROWS * m + lane / 4 + o / 2 * 8,
         warp % WARPS_OF_TOKENS * 8 * token_tiles + 8 * n + lane % 4 * 2 + o % 2};
     return place;
@@ -216,13 +228,14 @@ template <int token_tiles> __device__ static inline struct many_place find_place
 template <int token_tiles>
 __device__ static inline void put_sums(const struct product_work *work, const struct product_job *job,
     float *to, int64_t stride, const float sum[ROW_TILES][token_tiles][4]) {
+    int32_t thread = thread_here();
 #pragma unroll
     for (int m = 0; m < ROW_TILES; m++)
 #pragma unroll
         for (int n = 0; n < token_tiles; n++)
 #pragma unroll
             for (int o = 0; o < 4; o++) {
-                struct many_place place = find_place<token_tiles>(m, n, o);
+                struct many_place place = find_place<token_tiles>(thread, m, n, o);
                 if (job->row + place.row < work->rows && place.token < job->tokens)
                     to[(job->token + place.token) * stride + job->first + job->row + place.row] =
                         sum[m][n][o];
@@ -235,13 +248,14 @@ enum { STAGED_ROWS = MANY_ROWS + 4 };
 
 template <int token_tiles>
 __device__ static inline void stage_sums(float *staged, const float sum[ROW_TILES][token_tiles][4]) {
+    int32_t thread = thread_here();
 #pragma unroll
     for (int m = 0; m < ROW_TILES; m++)
 #pragma unroll
         for (int n = 0; n < token_tiles; n++)
 #pragma unroll
             for (int o = 0; o < 4; o++) {
-                struct many_place place = find_place<token_tiles>(m, n, o);
+                struct many_place place = find_place<token_tiles>(thread, m, n, o);
                 staged[place.token * STAGED_ROWS + place.row] = sum[m][n][o];
             }
 }
@@ -405,7 +419,9 @@ void launch_many_product(struct stream *stream, const struct product_work *work,
     now.parts = tiles->parts > 1 ? work->parts : NULL;
     dim3 grid((uint32_t)now.row_tiles * (uint32_t)tiles->token_tiles, (uint32_t)work->groups,
         (uint32_t)tiles->parts);
-    if (kind == CODES_FP4 && is_gate_and_up)
+    if (kind == CODES_FP8 && now.x.terms == GROUPED_TERMS)
+        launch_many_tokens<CODES_FP8, GROUPED_TERMS, false>(stream, now, tiles, grid);
+    else if (kind == CODES_FP4 && is_gate_and_up)
         launch_many_terms<CODES_FP4, true>(stream, &now, tiles, grid);
     else if (kind == CODES_FP4)
         launch_many_terms<CODES_FP4, false>(stream, &now, tiles, grid);

@@ -3,7 +3,9 @@
  * Encoded rows (FP8, FP4) are BF16 numbers exactly, their scales applied: one term. A float32 number is the
  * sum of three BF16 numbers, its terms: x = t0 + t1 + t2 with t0 the nearest BF16 number to x, t1 that to the
  * rest, and so on; the sum is exact except near the ends of float32's range. Products with three terms are so
- * as exact as float32 ones.
+ * as exact as float32 ones. Two terms hold 16 bits and a sign, an error of a few millionths of a sum, about
+ * that of adding up thousands of float32 products: enough for the grouped product, the only large one of
+ * float32 rows.
  *
  * A row lies in memory as its columns in eights, up to a multiple of eight (zeros follow the last column),
  * each eight in the order 0 4 1 5 2 6 3 7: the order in which packed codes come apart (product_codes.h).
@@ -15,7 +17,7 @@
 #include "kernels/cuda/functions.h"
 #include "kernels/cuda/tiles.h"
 
-enum { EIGHT = 8, MOST_TERMS = 3 };
+enum { EIGHT = 8, MOST_TERMS = 3, GROUPED_TERMS = 2 };
 
 /* Prepared rows, in device memory. */
 struct product_rows {
@@ -30,6 +32,12 @@ static inline int32_t product_terms(enum row_encoding encoding, enum weight_form
     if (format == WEIGHT_F32)
         return 0;
     return encoding == ROWS_F32 ? MOST_TERMS : 1;
+}
+
+/* Of float32 rows in grouped products; fewer for the format that the model has there. */
+static inline int32_t grouped_terms(enum weight_format format) {
+    bool is_fp8 = format == WEIGHT_FP8_TILE || format == WEIGHT_FP8_ROW;
+    return is_fp8 ? GROUPED_TERMS : product_terms(ROWS_F32, format);
 }
 
 /* Bytes of a prepared row with all its terms. */

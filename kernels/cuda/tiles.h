@@ -51,7 +51,7 @@ struct product_shape {
     int32_t groups;        /* products side by side */
     int32_t rows, columns; /* of the weight of one group or expert */
     enum weight_format format;
-    int32_t terms;       /* of the inputs: 1 or 3 */
+    int32_t terms;       /* of the inputs: 1 to 3 */
     bool is_gate_and_up; /* two weights of that shape, whose outputs meet in the block (experts) */
     int32_t multiprocessors;
 };
