@@ -70,7 +70,10 @@ unpack() {
     machine=$(uname -m)-linux-gnu
     for file in "$packages"/*.deb; do
         [[ -e $file ]] || fail_usage "--packages $packages: no .deb files there"
-        [[ -e $build/packages/$(basename "$file").done ]] && continue
+        case $(basename "$file") in # the machine's own fit its programs
+            libc6_* | libgcc-s1_* | libstdc++6_*) continue ;;
+        esac
+        [[ ! -e $build/packages/$(basename "$file").done ]] || continue
         mkdir -p "$build/packages"
         dpkg -x "$file" "$build/packages"
         touch "$build/packages/$(basename "$file").done"
@@ -81,6 +84,7 @@ unpack() {
     export CPATH=$prefix/include:$prefix/include/$machine:$prefix/include/hdf5/serial
     local libraries
     libraries=$(find "$prefix/lib/$machine" -name '*.so*' -printf '%h\n' 2>/dev/null | sort -u | paste -sd :)
+    export CMAKE_INCLUDE_PATH=$CPATH CMAKE_LIBRARY_PATH=$libraries
     export LIBRARY_PATH=$libraries LD_LIBRARY_PATH=$libraries:${LD_LIBRARY_PATH:-}
     export PYTHONPATH=$prefix/lib/python3/dist-packages
 }

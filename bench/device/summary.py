@@ -13,7 +13,7 @@ CORRECTNESS = ("build", "test-", "golden-", "agree", "memcheck-", "racecheck-")
 MATRIX_KERNELS = ("product", "grouped_product", "experts")
 DECODE_KERNELS = (*MATRIX_KERNELS, "attend", "choose")
 DECODE_GOAL, PREFILL_GOAL, EXPERTS_GOAL = .70, .60, 1.5
-DECODE_TOKENS, PREFILL_TOKENS = 1, 4096
+DECODE_TOKENS, PREFILL_TOKENS = (1, 8), 4096
 LEAST_BYTES = 16e6  # of a decoding call: below it starts and ends of kernels weigh more than reads
 # Microseconds of a rank's share of an expert layer on 8 H200 for the tokens of each rank: published FP8 figures (413 and 3,269 for 256
 # experts of 4096 x 2048), scaled to 384 of 5120 x 2304.
@@ -67,13 +67,14 @@ def check_kernels(folder):
             limits = row
             continue
         read, peak = limits.get("read_gbytes", 0), limits.get("bf16_gflops", 0)
-        if row["tokens"] == DECODE_TOKENS and row["kernel"] in DECODE_KERNELS and read > 0 and \
-                row["gbytes"] * row["microseconds"] * 1e3 >= LEAST_BYTES:
+        if row["tokens"] in DECODE_TOKENS and row["kernel"] in DECODE_KERNELS and read > 0:
             share = row["gbytes"] / read
-            rows.append((name_of(row), f"{row['gbytes']:.0f} GB/s, {share:.0%}", ">= 70% of reads", share >= DECODE_GOAL))
+            is_large = row["gbytes"] * row["microseconds"] * 1e3 >= LEAST_BYTES
+            rows.append((name_of(row), f"{row['gbytes']:.0f} GB/s, {share:.0%} of reads", ">= 70%" if is_large else "measured",
+                         share >= DECODE_GOAL if is_large else None))
         if row["tokens"] == PREFILL_TOKENS and row["kernel"] in MATRIX_KERNELS and peak > 0:
             share = row["gflops"] / peak
-            rows.append((name_of(row), f"{row['gflops'] / 1e3:.0f} TFLOP/s, {share:.0%}", ">= 60% of BF16",
+            rows.append((name_of(row), f"{row['gflops'] / 1e3:.0f} TFLOP/s, {share:.0%} of BF16", ">= 60%",
                          share >= PREFILL_GOAL))
     return rows
 
