@@ -31,6 +31,12 @@ static void keep_error(const char *message, void *context) {
 static int prepare(void **state) {
     (void)state;
     usual_options = simt_get_options();
+    usual_options.seed = 0; /* tests name threads; those that take several orders do so themselves */
+    usual_options.threads = 1;
+    usual_options.lazy = usual_options.uninitialised = 0;
+    usual_options.global_races = usual_options.weak_shuffles = 0;
+    usual_options.devices = 1;
+    simt_set_options(&usual_options);
     simt_on_error(keep_error, NULL);
     (void)cudaDeviceSynchronize(); /* forgets a failure of the test before */
     (void)cudaGetLastError();
