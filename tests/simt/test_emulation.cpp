@@ -574,7 +574,7 @@ static __global__ void dig(int *out, int depth) {
 static int overflow_a_stack(void) {
     int *out = device_array<int>(1);
     RUN(dig, 1, 1, 0, out, 100);
-    return 0;
+    return (int)cudaDeviceSynchronize();
 }
 
 /* In a program of its own, for the test framework has handlers of such signals. */
