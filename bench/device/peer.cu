@@ -1,15 +1,58 @@
-/* Products by cuBLASLt, next to which ours are put. */
+/* Products by cuBLASLt, next to which ours are put. The library is loaded when it is first asked for, so that the benches run without
+ * it, too. */
 #include "bench/device/device.h"
 #include "bench/device/timing.h"
 
 #include <cublasLt.h>
+#include <dlfcn.h> /* dlopen */
 
 enum { MOST_WAYS = 8, PASSES = 5, MOST_CALLS = 64, PEAK_SIZE = 8192 };
 static const size_t WORKSPACE_BYTES = (size_t)64 << 20, CALLS_BYTES = (size_t)2 << 30;
 
+/* ---- the library ---- */
+
+#define LIBRARY_FUNCTIONS(APPLY)                                                                             \
+    APPLY(Create)                                                                                            \
+    APPLY(Destroy)                                                                                           \
+    APPLY(Matmul)                                                                                            \
+    APPLY(MatmulAlgoGetHeuristic)                                                                            \
+    APPLY(MatmulDescCreate)                                                                                  \
+    APPLY(MatmulDescDestroy)                                                                                 \
+    APPLY(MatmulDescSetAttribute)                                                                            \
+    APPLY(MatmulPreferenceCreate)                                                                            \
+    APPLY(MatmulPreferenceDestroy)                                                                           \
+    APPLY(MatmulPreferenceSetAttribute)                                                                      \
+    APPLY(MatrixLayoutCreate)                                                                                \
+    APPLY(MatrixLayoutDestroy)
+
+#define DECLARE_FUNCTION(name) decltype(&cublasLt##name) name;
+static struct {
+    bool is_loaded;
+    LIBRARY_FUNCTIONS(DECLARE_FUNCTION)
+} library;
+
+#define TEXT_OF(number) #number
+#define LIBRARY_NAME(version) "libcublasLt.so." TEXT_OF(version)
+#define LOAD_FUNCTION(name)                                                                                  \
+    library.name = (decltype(library.name))dlsym(file, "cublasLt" #name);                                    \
+    is_whole = is_whole && library.name != NULL;
+
+static bool load_library(void) {
+    if (library.is_loaded)
+        return true;
+    void *file = dlopen(LIBRARY_NAME(CUBLAS_VER_MAJOR), RTLD_NOW | RTLD_LOCAL);
+    if (file == NULL)
+        file = dlopen("/usr/local/cuda/lib64/" LIBRARY_NAME(CUBLAS_VER_MAJOR), RTLD_NOW | RTLD_LOCAL);
+    bool is_whole = file != NULL;
+    if (is_whole) {
+        LIBRARY_FUNCTIONS(LOAD_FUNCTION)
+    }
+    return library.is_loaded = is_whole;
+}
+
 /* One product, its memory and the way it is made. */
 struct peer {
-    cublasLtHandle_t library;
+    cublasLtHandle_t handle;
     cublasLtMatmulDesc_t product;
     cublasLtMatrixLayout_t weight, input, output;
     cublasLtMatmulPreference_t preference;
@@ -64,22 +107,22 @@ static bool make_memory(struct peer *peer, int tokens, int rows, int columns, si
  * outputs [rows, tokens] column-major, which are ours. */
 static bool make_product(struct peer *peer, int tokens, int rows, int columns, cudaDataType_t output) {
     const cublasOperation_t turned = CUBLAS_OP_T;
-    return is_good(cublasLtCreate(&peer->library)) &&
-           is_good(cublasLtMatmulDescCreate(&peer->product, CUBLAS_COMPUTE_32F, CUDA_R_32F)) &&
-           is_good(cublasLtMatmulDescSetAttribute(
+    return is_good(library.Create(&peer->handle)) &&
+           is_good(library.MatmulDescCreate(&peer->product, CUBLAS_COMPUTE_32F, CUDA_R_32F)) &&
+           is_good(library.MatmulDescSetAttribute(
                peer->product, CUBLASLT_MATMUL_DESC_TRANSA, &turned, sizeof turned)) &&
-           is_good(cublasLtMatrixLayoutCreate(
+           is_good(library.MatrixLayoutCreate(
                &peer->weight, CUDA_R_16BF, (uint64_t)columns, (uint64_t)rows, columns)) &&
-           is_good(cublasLtMatrixLayoutCreate(
+           is_good(library.MatrixLayoutCreate(
                &peer->input, CUDA_R_16BF, (uint64_t)columns, (uint64_t)tokens, columns)) &&
-           is_good(cublasLtMatrixLayoutCreate(&peer->output, output, (uint64_t)rows, (uint64_t)tokens, rows));
+           is_good(library.MatrixLayoutCreate(&peer->output, output, (uint64_t)rows, (uint64_t)tokens, rows));
 }
 
 static bool find_ways(struct peer *peer) {
-    return is_good(cublasLtMatmulPreferenceCreate(&peer->preference)) &&
-           is_good(cublasLtMatmulPreferenceSetAttribute(peer->preference,
+    return is_good(library.MatmulPreferenceCreate(&peer->preference)) &&
+           is_good(library.MatmulPreferenceSetAttribute(peer->preference,
                CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &WORKSPACE_BYTES, sizeof WORKSPACE_BYTES)) &&
-           is_good(cublasLtMatmulAlgoGetHeuristic(peer->library, peer->product, peer->weight, peer->input,
+           is_good(library.MatmulAlgoGetHeuristic(peer->handle, peer->product, peer->weight, peer->input,
                peer->output, peer->output, peer->preference, MOST_WAYS, peer->ways, &peer->way_count)) &&
            peer->way_count > 0;
 }
@@ -89,7 +132,7 @@ static cudaError_t multiply_pass(void *context, cudaStream_t stream) {
     const float one = 1, none = 0;
     for (int i = 0; i < peer->calls; i++) {
         const char *weight = peer->weights + (size_t)(i % peer->copies) * peer->weight_bytes;
-        if (!is_good(cublasLtMatmul(peer->library, peer->product, &one, weight, peer->weight, peer->inputs,
+        if (!is_good(library.Matmul(peer->handle, peer->product, &one, weight, peer->weight, peer->inputs,
                 peer->input, &none, peer->outputs, peer->output, peer->outputs, peer->output,
                 &peer->ways[peer->way].algo, peer->workspace, WORKSPACE_BYTES, stream)))
             return cudaErrorNotSupported;
@@ -111,15 +154,15 @@ static double best_way(struct peer *peer) {
 
 static void free_peer(struct peer *peer) {
     if (peer->preference != NULL)
-        (void)cublasLtMatmulPreferenceDestroy(peer->preference);
+        (void)library.MatmulPreferenceDestroy(peer->preference);
     const cublasLtMatrixLayout_t layouts[] = {peer->weight, peer->input, peer->output};
     for (int i = 0; i < 3; i++)
         if (layouts[i] != NULL)
-            (void)cublasLtMatrixLayoutDestroy(layouts[i]);
+            (void)library.MatrixLayoutDestroy(layouts[i]);
     if (peer->product != NULL)
-        (void)cublasLtMatmulDescDestroy(peer->product);
-    if (peer->library != NULL)
-        (void)cublasLtDestroy(peer->library);
+        (void)library.MatmulDescDestroy(peer->product);
+    if (peer->handle != NULL)
+        (void)library.Destroy(peer->handle);
     (void)cudaFree(peer->weights);
     (void)cudaFree(peer->inputs);
     (void)cudaFree(peer->outputs);
@@ -131,7 +174,8 @@ static double time_product(
     int device, int tokens, int rows, int columns, cudaDataType_t output, size_t rotated_bytes) {
     struct peer peer = {};
     double seconds = 0;
-    if (cudaSetDevice(device) == cudaSuccess && make_memory(&peer, tokens, rows, columns, rotated_bytes) &&
+    if (load_library() && cudaSetDevice(device) == cudaSuccess &&
+        make_memory(&peer, tokens, rows, columns, rotated_bytes) &&
         make_product(&peer, tokens, rows, columns, output) && find_ways(&peer))
         seconds = best_way(&peer);
     free_peer(&peer);
