@@ -30,10 +30,10 @@ static enum result cuda_allocate(const struct kernels *self, size_t bytes, void 
         code = cudaMalloc(&place, least);
     if (code != cudaSuccess)
         return cuda_failure(self, code, "an array", bytes);
-    code = cudaMemset(place, 0, least);
-    /* The zeros are written on the default stream; ours do not wait for it. */
+    cudaStream_t zeroing = ((const struct cuda_backend *)self)->zeroing;
+    code = cudaMemsetAsync(place, 0, least, zeroing);
     if (code == cudaSuccess)
-        code = cudaDeviceSynchronize();
+        code = cudaStreamSynchronize(zeroing);
     if (code != cudaSuccess) {
         (void)cudaFree(place);
         return cuda_failure(self, code, "an array", bytes);
@@ -117,6 +117,7 @@ static void fill_operations(struct kernels *table) {
 }
 
 static void cuda_destroy(const struct kernels *self) {
+    (void)cudaStreamDestroy(((const struct cuda_backend *)self)->zeroing);
     free((void *)self);
 }
 
@@ -144,6 +145,10 @@ static enum result look_at_device(struct cuda_backend *backend) {
             backend->device, major, minor);
     snprintf(backend->name, sizeof backend->name, "sm%d0", major);
 #endif
+    code = cudaStreamCreateWithFlags(&backend->zeroing, cudaStreamNonBlocking);
+    if (code != cudaSuccess)
+        return fail(
+            ERROR_INTERNAL, "device %d: cannot make a stream: %s", backend->device, cudaGetErrorString(code));
     return OK;
 }
 
