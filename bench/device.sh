@@ -83,7 +83,7 @@ unpack() {
     export PKG_CONFIG_PATH=$prefix/lib/$machine/pkgconfig:$prefix/lib/pkgconfig:$prefix/share/pkgconfig
     export CPATH=$prefix/include:$prefix/include/$machine:$prefix/include/hdf5/serial
     local libraries
-    libraries=$(find "$prefix/lib/$machine" -name '*.so*' -printf '%h\n' 2>/dev/null | sort -u | paste -sd :)
+    libraries=$(find "$prefix/lib/$machine" "$build/packages/lib/$machine" -name '*.so*' -printf '%h\n' 2>/dev/null | sort -u | paste -sd :)
     export CMAKE_INCLUDE_PATH=$CPATH CMAKE_LIBRARY_PATH=$libraries
     export LIBRARY_PATH=$libraries LD_LIBRARY_PATH=$libraries:${LD_LIBRARY_PATH:-}
     export PYTHONPATH=$prefix/lib/python3/dist-packages
