@@ -78,6 +78,9 @@ unpack() {
         dpkg -x "$file" "$build/packages"
         touch "$build/packages/$(basename "$file").done"
     done
+    for file in "$prefix"/bin/*.openmpi; do # what the packages' own scripts would do
+        [[ ! -e $file || -e ${file%.openmpi} ]] || ln -s "$(basename "$file")" "${file%.openmpi}"
+    done
     export PATH=$prefix/bin:$PATH
     export OPAL_PREFIX=$prefix CMAKE_PREFIX_PATH=$prefix PKG_CONFIG_SYSROOT_DIR=$build/packages
     export PKG_CONFIG_PATH=$prefix/lib/$machine/pkgconfig:$prefix/lib/pkgconfig:$prefix/share/pkgconfig
