@@ -127,7 +127,8 @@ static void release_spans(struct engine_step *step) {
 }
 
 static void add_decoding(struct engine *engine, struct step_room *room) {
-    int32_t left = (engine->options->batch + engine->lanes - 1) / engine->lanes;
+    int32_t batch = engine->options->batch, lanes = engine->lanes;
+    int32_t left = batch / lanes + (engine->step->lane < batch % lanes);
     for (struct active_request *active = engine->admission.first; active; active = active->next) {
         for (int32_t i = 0; active->decoding && i < active->choice_count; i++) {
             struct choice *choice = &active->choices[i];
