@@ -317,7 +317,7 @@ for part in "${all_parts[@]}"; do
         kernels) measure_kernels ;;
         experts) measure_experts ;;
         bench) measure_model bench --prompts 512,2048,8192 --chunk 2048 --batches 1,8,32,64 ;;
-        layer) measure_model layer --prompts 512,8192 --chunk 8192 --batches 1,8,64 ;;
+        layer) measure_model layer --whole --prompts 512,8192 --chunk 8192 --batches 1,8,64 ;;
     esac
 done
 wait

@@ -1,13 +1,14 @@
 /* Speed of the whole model on this machine, beside the machine's limits measured in the same run:
  *
  *     bench-model CHECKPOINT [--threads N] [--prompts N,N] [--batches N,N] [--chunk N] [--steps N] [--repeats N]
- *                 [--backend cpu|cuda] [--cpu-kernels NAME] [--long] [--longest] [--json] [--processor-time]
+ *                 [--backend cpu|cuda] [--cpu-kernels NAME] [--whole] [--long] [--longest] [--json] [--processor-time]
  *
  * A row for each prompt that is prefilled (with a tail, as campaigns run) and for each batch that decodes: its best time of
  * all repeats or steps, the share of the limit that binds, and where the time of all of them went. The limit is the time that
  * the products' operations take at the peak of the arithmetic they use (BF16 dot products with avx512bf16, else float32
  * multiply-adds), or that the packed weights take to be read, whichever is longer. --backend cuda: the model on the first device, beside
- * its limits; BF16 is what cuBLASLt reaches in a big dense product. --long adds prompts of 1k and 32k tokens with the
+ * its limits; BF16 is what cuBLASLt reaches in a big dense product. --whole: no tail, all layers run on all tokens of a prompt, as where
+ * each token's logits are wanted. --long adds prompts of 1k and 32k tokens with the
  * ratio of their costs a token, --longest one of 200k tokens with the memory it takes. --processor-time: one thread, and its processor
  * time instead of the wall clock's, for machines that others use too.
  */
@@ -37,7 +38,7 @@ struct bench {
     int32_t *ids;
     float *logits;
     int64_t repeats, steps;
-    bool as_json;
+    bool is_whole, as_json;
 };
 
 static double cells(const struct matrix *w) {
@@ -63,7 +64,7 @@ static double block_cells(const struct model_config *c, const struct layer_weigh
 /* Floating-point operations of a prompt's products: rows for all tokens up to the split, blocks above for the tail. */
 static double prefill_operations(const struct bench *b, int32_t prompt) {
     const struct model_config *c = b->config;
-    int32_t tail = prompt < c->sliding_window ? prompt : c->sliding_window;
+    int32_t tail = b->is_whole || prompt < c->sliding_window ? prompt : c->sliding_window;
     double total = 0;
     for (int32_t l = 0; l < c->num_hidden_layers; l++) {
         const struct layer_weights *w = &b->model->layers[l];
@@ -192,7 +193,7 @@ static void note(struct measure *m, double seconds, const double *before) {
 
 static enum result prefill(struct bench *b, struct sequence **sequence, int32_t prompt) {
     int32_t chunk = b->model->options.step_tokens,
-            tail = b->config->last_kv_source >= 0 ? b->config->sliding_window : 0;
+            tail = b->config->last_kv_source >= 0 && !b->is_whole ? b->config->sliding_window : 0;
     TRY(sequence_create(b->model, sequence));
     for (int32_t at = 0; at < prompt; at += chunk) {
         int32_t n = prompt - at < chunk ? prompt - at : chunk;
@@ -213,7 +214,8 @@ static double prefill_bytes(const struct bench *b, int32_t prompt) {
     int32_t chunk = b->model->options.step_tokens, chunks = (prompt + chunk - 1) / chunk;
     double bytes = 0;
     for (int32_t l = 0; l < b->config->num_hidden_layers; l++)
-        bytes += layer_bytes(b, l, b->config->n_routed_experts) * (l < b->model->split_layer ? chunks : 1);
+        bytes += layer_bytes(b, l, b->config->n_routed_experts) *
+                 (b->is_whole || l < b->model->split_layer ? chunks : 1);
     return bytes + bytes_of(&b->model->head);
 }
 
@@ -351,7 +353,7 @@ static enum result bench_longest(struct bench *b) {
 struct bench_options {
     int64_t threads, chunk, steps, repeats;
     const char *prompts, *batches, *backend, *instruction_set;
-    bool with_long, with_longest, as_json, processor_time;
+    bool whole, with_long, with_longest, as_json, processor_time;
 };
 
 /* "512,2048" as numbers from 1 to `most`. */
@@ -528,6 +530,10 @@ static enum result run(int argc, char **argv) {
             .value = &o.instruction_set,
             .placeholder = "NAME",
             .help = "instruction set"},
+        {.name = "whole",
+            .kind = OPTION_FLAG,
+            .value = &o.whole,
+            .help = "prompts without a tail: all layers on all their tokens"},
         {.name = "long",
             .kind = OPTION_FLAG,
             .value = &o.with_long,
@@ -551,7 +557,7 @@ static enum result run(int argc, char **argv) {
         o.threads = 1;
         bench_clock = CLOCK_THREAD_CPUTIME_ID;
     }
-    struct bench b = {.repeats = o.repeats, .steps = o.steps, .as_json = o.as_json};
+    struct bench b = {.repeats = o.repeats, .steps = o.steps, .is_whole = o.whole, .as_json = o.as_json};
     struct rank_options rank_options = {.threads = (int32_t)o.threads};
     TRY(ranks_start(&rank_options, &b.ranks));
     const struct kernels *kernels = NULL;
