@@ -353,7 +353,9 @@ static void read_arguments(
 static void print_titles(const struct bench *bench) {
     printf("%-15s %-34s %6s %11s %9s %8s %6s %-8s", "kernel", "shape", "tokens", "microsec", "GFLOP/s",
         "GB/s", "share", "of limit");
-    printf(bench->on_device ? " %11s %8s\n" : "\n", "cuBLASLt", "ours/its");
+    if (bench->on_device)
+        printf(" %11s %8s", "cuBLASLt", "ours/its");
+    printf("\n");
 }
 
 static void print_cpu_head(const struct bench *bench) {
