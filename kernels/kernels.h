@@ -164,6 +164,7 @@ struct kernels {
     /* Device memory is host memory: the host may use it in place once work is synchronized, and may pass its own memory
      * where device memory is asked for. copy_in and copy_out work all the same. */
     bool shares_host_memory;
+    bool has_cuda_streams; /* streams are CUDA's, so that NCCL can work on them */
 
     void (*destroy)(const struct kernels *self); /* called by kernels_free */
 

@@ -21,7 +21,8 @@ static __global__ void __launch_bounds__(READ_THREADS)
     read_all(const uint4 *memory, size_t vectors, unsigned *sink) {
     const size_t step = (size_t)gridDim.x * READ_THREADS * READ_UNROLL;
     unsigned sum = 0;
-    for (size_t at = (size_t)blockIdx.x * READ_THREADS * READ_UNROLL + threadIdx.x; at < vectors; at += step) {
+    for (size_t at = (size_t)blockIdx.x * READ_THREADS * READ_UNROLL + threadIdx.x; at < vectors;
+         at += step) {
         uint4 v[READ_UNROLL];
 #pragma unroll
         for (int i = 0; i < READ_UNROLL; i++)
@@ -54,7 +55,8 @@ static cudaError_t measure_reads(int multiprocessors, double *rate) {
         const size_t piece =
             (size_t)multiprocessors * (size_t)each * READ_THREADS * READ_UNROLL * sizeof(uint4);
         struct reading reading = {(const uint4 *)memory, bytes / piece * piece / sizeof(uint4),
-            (unsigned *)((char *)memory + bytes / sizeof(unsigned) * sizeof(unsigned)), multiprocessors * each};
+            (unsigned *)((char *)memory + bytes / sizeof(unsigned) * sizeof(unsigned)),
+            multiprocessors * each};
         double seconds = 0;
         code = time_passes(read_pass, &reading, PASSES, &seconds);
         if (code == cudaSuccess && (double)(reading.vectors * sizeof(uint4)) / seconds > *rate)

@@ -184,6 +184,7 @@ enum result kernels_cuda_create(int32_t device, const struct kernels **kernels) 
     table->name = "cuda";
     table->instruction_set = backend->name;
     table->threads = 1;
+    table->has_cuda_streams = true;
     table->destroy = cuda_destroy;
     table->stream_create = cuda_stream_create;
     table->stream_free = cuda_stream_free;

@@ -189,7 +189,7 @@ enum result exchange_create(
     struct exchange *e = calloc(1, sizeof *e);
     if (!e)
         return fail(ERROR_MEMORY, "out of memory for the exchange");
-    if (options->kernels && !options->kernels->shares_host_memory)
+    if (options->kernels && options->kernels->has_cuda_streams)
         e->calls = device_exchange_calls();
     if (e->calls)
         return create_on_device(group, options, e, created);

@@ -48,7 +48,7 @@ MUST_CHECK enum result exchange_create(
 void exchange_free(struct exchange *exchange);
 
 /* True when rows travel between devices: what dispatch takes and what arrivals and combined hold is device memory then, and work on it
- * is enqueued, not done. That is so when options->kernels is a backend with memory of its own and this build can do it. */
+ * is enqueued, not done. That is so when options->kernels is a backend with streams of CUDA and this build can do it. */
 bool exchange_on_device(const struct exchange *exchange);
 
 /* Before the first layer of each step: `tokens`, the most this rank passes to one dispatch until the next call. In host memory it

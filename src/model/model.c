@@ -267,7 +267,7 @@ static enum result create_exchange(struct model *model) {
         .most_tokens = model->options.step_tokens,
         .row_bytes = row_bytes(model->activation, c->hidden_size),
         .columns = c->hidden_size};
-    if (!model->kernels->shares_host_memory) {
+    if (model->kernels->has_cuda_streams) {
         options.kernels = model->kernels;
         options.stream = model->lane->stream;
         options.node = model->options.node;
