@@ -30,10 +30,10 @@ static enum result cuda_allocate(const struct kernels *self, size_t bytes, void 
         code = cudaMalloc(&place, least);
     if (code != cudaSuccess)
         return cuda_failure(self, code, "an array", bytes);
-    cudaStream_t zeroing = ((const struct cuda_backend *)self)->zeroing;
-    code = cudaMemsetAsync(place, 0, least, zeroing);
+    cudaStream_t own = ((const struct cuda_backend *)self)->own;
+    code = cudaMemsetAsync(place, 0, least, own);
     if (code == cudaSuccess)
-        code = cudaStreamSynchronize(zeroing);
+        code = cudaStreamSynchronize(own);
     if (code != cudaSuccess) {
         (void)cudaFree(place);
         return cuda_failure(self, code, "an array", bytes);
@@ -71,9 +71,14 @@ static enum result cuda_place(
         return fail(ERROR_INTERNAL, "a matrix was to be placed on a device without memory for it");
     int64_t values = matrix_value_bytes(host), scales = matrix_scale_bytes(host);
     uint8_t *to = (uint8_t *)memory, *scales_to = to + whole_lines(values);
-    cudaError_t code = cudaMemcpy(to, host->values, (size_t)values, cudaMemcpyHostToDevice);
+    const struct cuda_backend *backend = (const struct cuda_backend *)self;
+    cudaError_t code = cudaSetDevice(backend->device);
+    if (code == cudaSuccess)
+        code = cudaMemcpyAsync(to, host->values, (size_t)values, cudaMemcpyHostToDevice, backend->own);
     if (code == cudaSuccess && host->scales != NULL)
-        code = cudaMemcpy(scales_to, host->scales, (size_t)scales, cudaMemcpyHostToDevice);
+        code = cudaMemcpyAsync(scales_to, host->scales, (size_t)scales, cudaMemcpyHostToDevice, backend->own);
+    if (code == cudaSuccess)
+        code = cudaStreamSynchronize(backend->own);
     if (code != cudaSuccess)
         return cuda_failure(self, code, "the upload of a matrix", (size_t)(values + scales));
     *placed = *host;
@@ -117,7 +122,7 @@ static void fill_operations(struct kernels *table) {
 }
 
 static void cuda_destroy(const struct kernels *self) {
-    (void)cudaStreamDestroy(((const struct cuda_backend *)self)->zeroing);
+    (void)cudaStreamDestroy(((const struct cuda_backend *)self)->own);
     free((void *)self);
 }
 
@@ -145,7 +150,7 @@ static enum result look_at_device(struct cuda_backend *backend) {
             backend->device, major, minor);
     snprintf(backend->name, sizeof backend->name, "sm%d0", major);
 #endif
-    code = cudaStreamCreateWithFlags(&backend->zeroing, cudaStreamNonBlocking);
+    code = cudaStreamCreateWithFlags(&backend->own, cudaStreamNonBlocking);
     if (code != cudaSuccess)
         return fail(
             ERROR_INTERNAL, "device %d: cannot make a stream: %s", backend->device, cudaGetErrorString(code));

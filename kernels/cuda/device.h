@@ -35,12 +35,14 @@ enum { WARP = 32 };
 #else
 extern __shared__ __align__(128) unsigned char nocturne_shared_memory[];
 #define SHARED(type) (*(type *)nocturne_shared_memory)
-/* More than 48 KiB of shared memory is given only to kernels that ask for it. */
+/* More than 48 KiB of shared memory is given only to kernels that ask for it. All ask for the most, which reserves nothing: a later,
+ * smaller launch must not lower what a recorded one needs. */
+#define MOST_SHARED_BYTES (227 * 1024)
 #define LAUNCH(stream, kernel, grid, block, shared_bytes, ...)                                               \
     do {                                                                                                     \
         if ((shared_bytes) > 48 * 1024)                                                                      \
             (void)cudaFuncSetAttribute(                                                                      \
-                kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)(shared_bytes));                   \
+                kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, MOST_SHARED_BYTES);                     \
         kernel<<<grid, block, shared_bytes, (stream)->handle>>>(__VA_ARGS__);                                \
         stream_launched(stream, #kernel);                                                                    \
     } while (0)

@@ -7,8 +7,9 @@
 struct cuda_backend {
     struct kernels table; /* first, so that a pointer to it is one to the backend */
     int32_t device, multiprocessors, architecture;
-    cudaStream_t zeroing; /* allocations are cleared on it, so that they wait for no other work */
-    char name[32];        /* of the instruction set: "sm90", "sm100", "emulation" */
+    cudaStream_t
+        own; /* allocations are cleared and weights uploaded on it, so that they wait for no other work */
+    char name[32]; /* of the instruction set: "sm90", "sm100", "emulation" */
 };
 
 enum result cuda_stream_create(const struct kernels *self, struct stream **stream);

@@ -52,7 +52,8 @@ __device__ static inline void store_normed(
     store_four(call.out + row * call.columns + c, call.columns - c, call.whole, normed);
 }
 
-template <int count> static __global__ void norm_rows(struct norm_call call) {
+template <int count>
+static __global__ void __launch_bounds__(MOST_WARPS *WARP) norm_rows(struct norm_call call) {
     struct norm_shared &shared = SHARED(struct norm_shared);
     int32_t wide = call.warps * WARP, place = (int32_t)threadIdx.x % wide;
     int32_t in_block = (int32_t)threadIdx.x / wide;

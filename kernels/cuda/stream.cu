@@ -91,6 +91,10 @@ static uint8_t *ring_take(struct stream *stream, size_t bytes) {
 void cuda_copy_in(struct stream *stream, void *device, const void *host, size_t bytes) {
     if (bytes == 0)
         return;
+    if (stream->is_recording) {
+        keep_failure(stream, ERROR_INTERNAL, "upload", "host memory was to be read by a recording");
+        return;
+    }
     const void *from = host;
     if (bytes <= RING_HALF_BYTES / 4) {
         uint8_t *room = ring_take(stream, bytes);

@@ -244,12 +244,15 @@ enum result launch_describe(const struct launch *launch) {
 /* ---- end ---- */
 
 enum result launch_end(struct launch *launch, enum result status) {
+    if (!ranks_share(&launch->ranks, status)) {
+        /* First of all: the others wait, and freeing what still works with them may take long. Ends the process. */
+        log_error("%s", failure_message());
+        ranks_stop(&launch->ranks, status);
+    }
     model_free(launch->model);
     tokenizer_free(launch->tokenizer);
     checkpoint_close(launch->checkpoint);
     kernels_free(launch->kernels);
-    if (!ranks_share(&launch->ranks, status))
-        log_error("%s", failure_message());
     ranks_stop(&launch->ranks, status);
     return status;
 }

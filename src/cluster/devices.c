@@ -155,9 +155,10 @@ static int64_t cost_of(const struct topology *topology, const struct device_view
            NETWORK * (int64_t)place.network_steps;
 }
 
-static const char HOW_TO_SHARE[] = "start as many ranks on a node as it has devices, or fewer "
-                                   "(--ntasks-per-node), and let the launcher give each its own "
-                                   "(--gpus-per-task=1) or all of them to all";
+static const char HOW_TO_SHARE[] =
+    "start as many ranks on a node as it has devices, or fewer "
+    "(--ntasks-per-node), and let the launcher give each its own "
+    "(--gpus-per-task=1) or all of them to all; or compute on cores with --backend cpu";
 
 static enum result no_device(
     const char *host, const struct device_view *views, int32_t count, const struct node_devices *devices) {

@@ -185,10 +185,11 @@ static enum result enqueue_draws(
         k->copy_in(lane->stream, m->draws, rows, bytes);
         k->sample(lane->stream, m->logits, count, model->config->vocab_size, m->draws,
             (const struct sample_adjustment *)((const uint8_t *)m->draws + head), m->drawn);
+        status = exchange_wait(lane->exchange); /* before the copy, which may wait without a deadline */
+    }
+    if (status == OK) {
         k->copy_out(lane->stream, results, m->drawn, result_bytes);
-        status = exchange_wait(lane->exchange);
-        if (status == OK)
-            status = k->synchronize(lane->stream);
+        status = k->synchronize(lane->stream);
     }
     free(rows);
     free(all.items);

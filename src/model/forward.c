@@ -717,6 +717,8 @@ static enum result begin_step(
     own->span_count = count;
     own->in_flight = true;
     enum result status = run_layers(model, spans, count, logits);
+    if (status != OK)
+        own->span_count = 0; /* their sequences are unusable */
     (void)stopwatch_switch(before);
     return status;
 }
@@ -727,6 +729,8 @@ enum result model_step_begin(struct model *model, int32_t lane, const struct spa
 
 enum result model_step_end(struct model *model, int32_t lane) {
     struct lane *own = &model->lanes[lane];
+    if (!own->in_flight)
+        return OK;
     enum work_part before = stopwatch_switch(WORK_WAITING);
     enum result status = exchange_wait(own->exchange);
     if (status == OK)
@@ -745,6 +749,7 @@ enum result model_step(struct model *model, const struct span *spans, int32_t co
     int64_t rows = 0;
     for (int32_t i = 0; i < count; i++)
         rows += spans[i].logits;
+    TRY(exchange_wait(model->lane->exchange)); /* before the copy, which may wait without a deadline */
     if (rows && !k->shares_host_memory)
         k->copy_out(model->lane->stream, logits, model->lane->step.logits,
             sizeof(float) * (size_t)rows * (size_t)model->config->vocab_size);

@@ -38,7 +38,7 @@ struct admission {
     int32_t tail;
     int64_t blocks_total, blocks_reserved;
     int32_t choices;              /* unfinished ones of all requests in work */
-    int64_t prompt_left;          /* prompt tokens not run yet */
+    int64_t prompt_left;          /* tokens not run yet of prompts that are in no step on its way */
     struct active_request *first; /* in order of admission */
     struct active_request **last; /* where the next one is linked */
     struct active_request *held;  /* read, but there is no room yet */

@@ -107,6 +107,10 @@ struct step_room {
     int32_t upper;  /* run by the layers above the last kv source */
 };
 
+static int32_t prompt_rest(const struct active_request *active) {
+    return active->request->token_count - active->prompt_done;
+}
+
 static void add_span(struct engine *engine, struct step_room *room, const struct span *span,
     struct active_request *active, int32_t choice) {
     struct engine_step *step = engine->step;
@@ -115,14 +119,26 @@ static void add_span(struct engine *engine, struct step_room *room, const struct
     step->spans[step->span_count] = *span;
     step->uses[step->span_count] = (struct span_use){active, choice};
     step->span_count++;
-    *(choice < 0 ? &active->prompt_in_step : &active->choices[choice].in_step) = true;
+    if (choice >= 0) {
+        active->choices[choice].in_step = true;
+        return;
+    }
+    active->prompt_in_step = true;
+    engine->admission.prompt_left -= prompt_rest(active);
 }
 
-static void release_spans(struct engine_step *step) {
+/* What the step held back from other lanes' steps is theirs again. */
+static void release_spans(struct engine *engine) {
+    const struct engine_step *step = engine->step;
     for (int32_t i = 0; i < step->span_count; i++) {
         struct active_request *active = step->uses[i].active;
         int32_t choice = step->uses[i].choice;
-        *(choice < 0 ? &active->prompt_in_step : &active->choices[choice].in_step) = false;
+        if (choice >= 0) {
+            active->choices[choice].in_step = false;
+            continue;
+        }
+        active->prompt_in_step = false;
+        engine->admission.prompt_left += prompt_rest(active);
     }
 }
 
@@ -150,7 +166,7 @@ static void add_decoding(struct engine *engine, struct step_room *room) {
  * that does not fit any more, one token is left for a later step. */
 static bool cut_chunk(const struct engine *engine, const struct active_request *active, struct step_room room,
     struct span *span) {
-    int32_t left = active->request->token_count - active->prompt_done;
+    int32_t left = prompt_rest(active);
     *span = (struct span){.sequence = active->prompt,
         .ids = active->request->token_ids + active->prompt_done,
         .count = left < room.tokens ? left : room.tokens,
@@ -236,7 +252,6 @@ static void advance_prompt(struct engine *engine, struct active_request *active,
         free(active->embeddings);
         active->embeddings = NULL;
     }
-    engine->admission.prompt_left -= span->count;
     engine->own.prompt_tokens += span->count;
 }
 
@@ -359,7 +374,7 @@ static enum result take_outcomes(struct engine *engine) {
     enum result status = sample(engine);
     (void)stopwatch_switch(WORK_SCHEDULING);
     step->in_flight = false;
-    release_spans(step);
+    release_spans(engine);
     enum result ended = model_step_end(engine->options->model, step->lane);
     TRY(status);
     TRY(ended);
@@ -435,6 +450,8 @@ static enum result end_step_in_flight(struct engine *engine) {
 static enum result take_turn(struct engine *engine, bool *go_on, bool *stopped) {
     struct engine_step *step = engine->step;
     enum result status = end_step_in_flight(engine);
+    if (status == ERROR_RANKS)
+        return status; /* others do not answer: do not ask them */
     if (status == OK)
         status = prepare_step(engine);
     bool work = false, stop = false;
@@ -442,7 +459,7 @@ static enum result take_turn(struct engine *engine, bool *go_on, bool *stopped) 
     *stopped = work && stop;
     *go_on = work && !stop;
     if (!*go_on) {
-        release_spans(step);
+        release_spans(engine);
         return OK;
     }
     step->in_flight = true;

@@ -35,6 +35,7 @@ struct nccl_group {
     ncclComm_t communicator; /* NULL after an abort */
     const char *what;        /* the piece of work that is being enqueued */
     int32_t layer;
+    bool is_set_up;
     struct mark marks[MARKS]; /* the last ones, in a ring */
     int64_t marked;
 };
@@ -45,8 +46,10 @@ static const struct group_member *self_of(const struct group *group) {
     return &group->members[group->rank];
 }
 
+/* Only while the ranks are still coming together: later an abort could wait for ever, for it waits for all work of the device, and that
+ * waits for the same rank. The failure then ends the run, and the communicator with it. */
 static void abort_communicator(struct nccl_group *nccl) {
-    if (nccl->communicator)
+    if (nccl->communicator && !nccl->is_set_up)
         (void)ncclCommAbort(nccl->communicator);
     nccl->communicator = NULL;
 }
@@ -144,7 +147,7 @@ static enum result settle(struct nccl_group *nccl, ncclResult_t code) {
             buffer_printf(&text, "rank %d on %s waited %.0f s for NCCL to begin: ", self->world_rank,
                 self->host, waited);
             append_place(&text, nccl->what, nccl->layer);
-            buffer_append_text(&text, "; the communicator is aborted. Look at the other ranks' messages");
+            buffer_append_text(&text, ". Look at the other ranks' messages");
             abort_communicator(nccl);
             return fail_with(ERROR_RANKS, &text);
         }
@@ -425,6 +428,7 @@ enum result nccl_group_create(struct group *group, struct nccl_group **created) 
         release(nccl);
         return status;
     }
+    nccl->is_set_up = true;
     *created = nccl;
     return OK;
 }
@@ -519,9 +523,8 @@ static enum result late_work(struct nccl_group *nccl, const char *what, double w
     } else {
         buffer_append_text(&text, ", in a layer that is not known, as a recorded step does not tell");
     }
-    buffer_append_text(&text,
-        "; the communicator is aborted. A rank that ended, stopped or fell behind keeps the "
-        "others waiting: look for other ranks' messages and at their hosts");
+    buffer_append_text(&text, ". A rank that ended, stopped or fell behind keeps the "
+                              "others waiting: look for other ranks' messages and at their hosts");
     abort_communicator(nccl);
     return fail_with(ERROR_RANKS, &text);
 }
