@@ -15,7 +15,7 @@ usage: jobs/quickstart.sh [--ranks N] [--campaign DIR] [--requests FILE]
   --requests FILE  OpenAI batch lines (inputs/requests.jsonl)
   --help           this text
 
-The program is built in build/. CMake's and apt-get's output is shown only when they fail.
+The program is built in build-quickstart/, for CPUs only. CMake's and apt-get's output is shown only when they fail.
 USAGE
 }
 
@@ -77,15 +77,16 @@ say "Packages"
 "$root/jobs/install-packages.sh" build
 echo "all there ($SECONDS s)"
 
-say "Build (Release, in $root/build)"
+build=$root/build-quickstart # not build/, which may be set up otherwise
+say "Build (Release, for CPUs, in $build)"
 build_started=$SECONDS
 generator=()
-if ! [[ -e $root/build/CMakeCache.txt ]] && command -v ninja >/dev/null; then
+if ! [[ -e $build/CMakeCache.txt ]] && command -v ninja >/dev/null; then
     generator=(-G Ninja)
 fi
-quietly cmake -S "$root" -B "$root/build" "${generator[@]}" -DCMAKE_BUILD_TYPE=Release -DNOCTURNE_TESTS=OFF \
-    -DNOCTURNE_BENCH=OFF
-quietly cmake --build "$root/build" --parallel "$(nproc)" --target nocturne
+quietly cmake -S "$root" -B "$build" "${generator[@]}" -DCMAKE_BUILD_TYPE=Release -DNOCTURNE_CUDA=OFF \
+    -DNOCTURNE_TESTS=OFF -DNOCTURNE_BENCH=OFF
+quietly cmake --build "$build" --parallel "$(nproc)" --target nocturne
 echo "built ($((SECONDS - build_started)) s)"
 campaign_started=$SECONDS
 
@@ -93,7 +94,7 @@ if [[ -z $campaign ]]; then
     campaign=$root/campaign-quickstart
     rm -rf "$campaign"
 fi
-nocturne=$root/build/nocturne
+nocturne=$build/nocturne
 # shellcheck source=jobs/mpi-environment.sh
 source "$root/jobs/mpi-environment.sh"
 
