@@ -1,6 +1,9 @@
-/* Compares the forward pass with goldens of the reference: golden-forward CHECKPOINT GOLDEN.h5 [INSTRUCTION_SET | cuda [brief | replays]].
- * brief: fewer of the passes that repeat others in smaller pieces, for backends that are slow here; replays: only what concerns
- * recorded steps.
+/* Compares the forward pass with goldens of the reference:
+ *
+ *     golden-forward CHECKPOINT GOLDEN.h5 [INSTRUCTION_SET | cuda [brief | replays | company]]
+ *
+ * brief: fewer of the passes that repeat others in smaller pieces, for backends that are slow here; replays, company: only what
+ * concerns recorded steps, or sequences beside others.
  *
  * Under mpirun the experts are sharded over the ranks; all ranks run the same sequence and all compare.
  */
@@ -448,7 +451,7 @@ static enum result see_nothing(
 /* Steps that a device recorded and replays give the bits of those that it runs piece by piece, as a traced step is. */
 static void check_replays(struct session *s, struct model *model) {
     enum { STEPS = 7 };
-    if (!model->kernels->record_begin)
+    if (!model->kernels->record_begin || s->ranks.count > 1) /* several ranks do not record */
         return;
     size_t bytes = sizeof(float) * STEPS * (size_t)s->config->vocab_size;
     float *logits[2] = {malloc(bytes), malloc(bytes)};
@@ -526,8 +529,8 @@ static void check_staging(struct session *s, struct model *model) {
 
 int main(int argc, char **argv) {
     if (argc < 3) {
-        fprintf(stderr,
-            "usage: golden-forward CHECKPOINT GOLDEN.h5 [INSTRUCTION_SET | cuda [brief | replays]]\n");
+        fprintf(stderr, "usage: golden-forward CHECKPOINT GOLDEN.h5 [INSTRUCTION_SET | cuda [brief | replays "
+                        "| company]]\n");
         return 2;
     }
     struct session s = {.is_brief = argc > 4 && !strcmp(argv[4], "brief")};
@@ -552,6 +555,10 @@ int main(int argc, char **argv) {
     s.tokens = (int32_t)count;
 
     struct model *exact = open_model(&s, MODE_EXACT), *rounded = open_model(&s, MODE_ROUNDED);
+    if (argc > 4 && !strcmp(argv[4], "company")) {
+        check_company(&s, rounded);
+        goto done;
+    }
     check_replays(&s, rounded);
     if (argc > 4 && !strcmp(argv[4], "replays"))
         goto done;
