@@ -38,12 +38,6 @@ template <int width> struct image_memory { alignas(16) unsigned char rows[STAGES
 
 /* ---- terms ---- */
 
-__device__ static inline uint32_t split_pair(float low, float high, uint32_t *rest) {
-    uint32_t pair = pack_pair(low, high);
-    *rest = pack_pair(low - low_value(pair), high - high_value(pair));
-    return pair;
-}
-
 /* A thread: two neighbouring columns of a head of a token. */
 template <int width> static __global__ void split_image(struct image_call call) {
     int64_t i = (int64_t)blockIdx.x * SPLIT_THREADS + threadIdx.x;

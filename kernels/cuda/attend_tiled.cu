@@ -60,17 +60,11 @@ struct place {
 
 /* ---- queries ---- */
 
-/* Two words of BF16 pairs whose sum is the pair (low, high), but for 2^-17 of it. */
-__device__ static inline void split_pair(float low, float high, uint32_t *first, uint32_t *second) {
-    *first = pack_pair(low, high);
-    *second = pack_pair(low - low_value(*first), high - high_value(*first));
-}
-
 __device__ static inline void split_unit(const float x[UNIT], uint4 *first, uint4 *second) {
-    split_pair(x[0], x[4], &first->x, &second->x);
-    split_pair(x[1], x[5], &first->y, &second->y);
-    split_pair(x[2], x[6], &first->z, &second->z);
-    split_pair(x[3], x[7], &first->w, &second->w);
+    first->x = split_pair(x[0], x[4], &second->x);
+    first->y = split_pair(x[1], x[5], &second->y);
+    first->z = split_pair(x[2], x[6], &second->z);
+    first->w = split_pair(x[3], x[7], &second->w);
 }
 
 /* Heads and columns beyond the last are zeros. */
@@ -283,10 +277,10 @@ __device__ static inline struct softmax weigh_chunk(
     for (int32_t half = 1; half < WEIGHERS; half *= 2)
         chunk.sum += __shfl_xor_sync(ALL_LANES, chunk.sum, half);
     uint4 first, second;
-    split_pair(weight[0], weight[1], &first.x, &second.x);
-    split_pair(weight[2], weight[3], &first.y, &second.y);
-    split_pair(weight[4], weight[5], &first.z, &second.z);
-    split_pair(weight[6], weight[7], &first.w, &second.w);
+    first.x = split_pair(weight[0], weight[1], &second.x);
+    first.y = split_pair(weight[2], weight[3], &second.y);
+    first.z = split_pair(weight[4], weight[5], &second.z);
+    first.w = split_pair(weight[6], weight[7], &second.w);
     memory->weights[0][head][part ^ (head & 7)] = first;
     memory->weights[1][head][part ^ (head & 7)] = second;
     return chunk;

@@ -134,4 +134,18 @@ __device__ static inline float positive_part(float x) {
     return x <= 0.0f ? 0.0f : x;
 }
 
+/* Sum over a block of `warps` warps, in all threads; turn: alternates between calls, so that one barrier is enough. */
+template <int warps>
+__device__ static inline int32_t sum_block(int32_t (&counts)[2][warps], int32_t turn, int32_t count) {
+    for (int32_t half = 1; half < WARP; half *= 2)
+        count += __shfl_xor_sync(ALL_LANES, count, half);
+    if (threadIdx.x % WARP == 0)
+        counts[turn % 2][threadIdx.x / WARP] = count;
+    __syncthreads();
+    int32_t sum = 0;
+    for (int32_t w = 0; w < warps; w++)
+        sum += counts[turn % 2][w];
+    return sum;
+}
+
 #endif

@@ -48,19 +48,6 @@ struct plain_memory {
     int32_t counts[2][PLAIN_WARPS];
 };
 
-/* Sum over the block, in all threads; turn: alternates between calls, so that one barrier is enough. */
-__device__ static inline int64_t sum_block(struct plain_memory *memory, int32_t turn, int32_t count) {
-    for (int32_t half = 1; half < WARP; half *= 2)
-        count += __shfl_xor_sync(ALL_LANES, count, half);
-    if (threadIdx.x % WARP == 0)
-        memory->counts[turn % 2][threadIdx.x / WARP] = count;
-    __syncthreads();
-    int64_t sum = 0;
-    for (int32_t w = 0; w < PLAIN_WARPS; w++)
-        sum += memory->counts[turn % 2][w];
-    return sum;
-}
-
 __device__ static inline int32_t count_from(const uint32_t *keys, int64_t length, uint32_t least) {
     int32_t count = 0;
     for (int64_t i = threadIdx.x; i < length; i += PLAIN_THREADS)
@@ -74,7 +61,7 @@ __device__ static inline uint32_t plain_threshold(
     uint32_t threshold = 0;
     for (int32_t bit = 31; bit >= 0; bit--) {
         uint32_t trial = threshold | 1u << bit;
-        if (sum_block(memory, bit, count_from(keys, length, trial)) >= count)
+        if (sum_block(memory->counts, bit, count_from(keys, length, trial)) >= count)
             threshold = trial;
     }
     return threshold;
@@ -107,7 +94,7 @@ static __global__ void select_plain_kernel(struct choose_call call, enum selecte
     int32_t *list = selected_list(&call, kind, token);
     uint32_t threshold = plain_threshold(keys, length, count, memory);
     /* the last turn was 0; no sort key is so large that there is no larger number */
-    int64_t larger = sum_block(memory, 1, count_from(keys, length, threshold + 1));
+    int64_t larger = sum_block(memory->counts, 1, count_from(keys, length, threshold + 1));
     int32_t ties = count - (int32_t)larger, turn = 0;
     for (int64_t first = 0; first < length; first += PLAIN_THREADS, turn += 2) {
         int64_t place = first + threadIdx.x;

@@ -54,19 +54,6 @@ struct select_memory {
     int32_t counts[2][WARPS]; /* of turns, or of larger keys and ties */
 };
 
-/* Sum over the block, in all threads; turn: alternates between calls, so that one barrier is enough. */
-__device__ static inline int32_t sum_block(struct select_memory *memory, int32_t turn, int32_t count) {
-    for (int32_t half = 1; half < WARP; half *= 2)
-        count += __shfl_xor_sync(ALL_LANES, count, half);
-    if (threadIdx.x % WARP == 0)
-        memory->counts[turn % 2][threadIdx.x / WARP] = count;
-    __syncthreads();
-    int32_t sum = 0;
-    for (int32_t w = 0; w < WARPS; w++)
-        sum += memory->counts[turn % 2][w];
-    return sum;
-}
-
 __device__ static inline int32_t count_from(const uint32_t key[KEYS], uint32_t least) {
     int32_t count = 0;
 #pragma unroll
@@ -81,7 +68,7 @@ __device__ static inline uint32_t find_threshold(
     uint32_t threshold = 0;
     for (int32_t bit = 31; bit >= 0; bit--) {
         uint32_t trial = threshold | 1u << bit;
-        int32_t found = sum_block(memory, bit, count_from(key, trial));
+        int32_t found = sum_block(memory->counts, bit, count_from(key, trial));
         threshold = found >= count ? trial : threshold;
         if (found == count)
             break;

@@ -45,6 +45,13 @@ __device__ static inline float high_value(uint32_t pair) {
     return bits_float(pair & 0xffff0000u);
 }
 
+/* The pair (low, high) in two terms, whose sum lacks 2^-17 of it at most: the first; *rest is the second. */
+__device__ static inline uint32_t split_pair(float low, float high, uint32_t *rest) {
+    uint32_t pair = pack_pair(low, high);
+    *rest = pack_pair(low - low_value(pair), high - high_value(pair));
+    return pair;
+}
+
 /* Half by half, rounded to BF16; denormal numbers are kept. */
 __device__ static inline uint32_t multiply_pairs(uint32_t a, uint32_t b) {
 #ifdef CUDA_EMULATION

@@ -8,13 +8,13 @@
 #include "kernels/cuda/sample.h"
 
 #include "kernels/cuda/backend.h"
+#include "kernels/sample_arithmetic.h"
 
 #include <math.h> /* INFINITY */
 
 enum {
     THREADS = 1024,
     WARPS = THREADS / WARP,
-    LANES = 8,           /* partial sums of a long sum */
     DRAWN = 512,         /* probabilities summed together when drawing */
     BUCKETS = 4096,      /* of probabilities by size */
     BUCKETS_A_UNIT = 64, /* buckets for a factor of e */
@@ -72,57 +72,6 @@ __device__ static inline struct row_memory row_memory_of(const struct sample_cal
 }
 
 /* ---- numbers ---- */
-
-/* exp(x) for x <= 0; 0 below -700 and for NaN: additions, products and bit moves in the host's order. */
-__device__ static inline double exp_of_negative(double x) {
-    bool tiny = !(x >= -700.0);
-    double y = tiny ? -700.0 : x;
-    const double round_to_integer = 0x1.8p52;
-    double shifted = y * 1.4426950408889634 + round_to_integer;
-    double n = shifted - round_to_integer;
-    double r = (y - n * 0x1.62e42fee00000p-1) - n * 0x1.a39ef35793c76p-33; /* ln 2 in two parts */
-    double p = 1.0 / 6227020800.0;                                         /* 1/13! */
-    p = p * r + 1.0 / 479001600.0;
-    p = p * r + 1.0 / 39916800.0;
-    p = p * r + 1.0 / 3628800.0;
-    p = p * r + 1.0 / 362880.0;
-    p = p * r + 1.0 / 40320.0;
-    p = p * r + 1.0 / 5040.0;
-    p = p * r + 1.0 / 720.0;
-    p = p * r + 1.0 / 120.0;
-    p = p * r + 1.0 / 24.0;
-    p = p * r + 1.0 / 6.0;
-    p = p * r + 0.5;
-    p = p * r + 1.0;
-    p = p * r + 1.0;
-    uint64_t bits;
-    memcpy(&bits, &shifted, sizeof bits);
-    uint64_t power_bits = (bits + 1023) << 52; /* the low bits of `shifted` hold n */
-    double power;
-    memcpy(&power, &power_bits, sizeof power);
-    return tiny ? 0.0 : p * power;
-}
-
-__device__ static inline double add_lanes(const double lanes[LANES]) {
-    return ((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) + ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7]));
-}
-
-/* Uniform in [0, 1): 53 bits of Philox 4x32 with 10 rounds. */
-__device__ static inline double uniform_of(const struct sample_row &row) {
-    uint32_t c0 = (uint32_t)row.position, c1 = (uint32_t)(row.position >> 32);
-    uint32_t c2 = (uint32_t)row.key[1], c3 = (uint32_t)(row.key[1] >> 32);
-    uint32_t k0 = (uint32_t)row.key[0], k1 = (uint32_t)(row.key[0] >> 32);
-    for (int32_t round = 0; round < 10; round++) {
-        uint64_t product0 = (uint64_t)0xD2511F53u * c0, product1 = (uint64_t)0xCD9E8D57u * c2;
-        c0 = (uint32_t)(product1 >> 32) ^ c1 ^ k0;
-        c1 = (uint32_t)product1;
-        c2 = (uint32_t)(product0 >> 32) ^ c3 ^ k1;
-        c3 = (uint32_t)product0;
-        k0 += 0x9E3779B9u;
-        k1 += 0xBB67AE85u;
-    }
-    return (double)(((uint64_t)c0 << 32 | c1) >> 11) * 0x1p-53;
-}
 
 __device__ static inline bool is_finite(float value) {
     return (float_bits(value) & INFINITY_BITS) != INFINITY_BITS;
@@ -567,7 +516,7 @@ static __global__ void __launch_bounds__(THREADS) sample_rows(struct sample_call
         weigh(row, from, call.vocab, (double)from[id], (double)asked.temperature, is_limited);
         if (is_limited || asked.min_p > 0)
             filter(shared, asked, row, from, call.vocab);
-        id = draw(shared, row.weight, call.vocab, uniform_of(asked));
+        id = draw(shared, row.weight, call.vocab, uniform_of(asked.key, asked.position));
     }
     if (threadIdx.x == 0) {
         result->id = id;

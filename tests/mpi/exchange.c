@@ -5,6 +5,7 @@
 #include "base/log.h"
 #include "cluster/group.h"
 #include "cluster/ranks.h"
+#include "tests/mpi/random_at.h"
 
 #include <stdlib.h> /* calloc, free */
 #include <string.h> /* memcmp */
@@ -17,13 +18,6 @@
     } while (0)
 
 enum { MOST_RANKS = 16 };
-
-static uint64_t random_at(uint64_t seed, uint64_t index) {
-    uint64_t x = (seed * 0x9e3779b97f4a7c15u) ^ (index + 0x632be59bd9b4e019u) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ x >> 30) * 0x94d049bb133111ebu;
-    x = (x ^ x >> 27) * 0xbf58476d1ce4e5b9u;
-    return x ^ x >> 31;
-}
 
 /* The tokens of one rank in one trial. */
 struct input {

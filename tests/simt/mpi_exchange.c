@@ -10,6 +10,7 @@
 #include "cluster/ranks.h"
 #include "kernels/cuda/exchange.h"
 #include "kernels/kernels.h"
+#include "tests/mpi/random_at.h"
 
 #include <math.h>   /* NAN */
 #include <simt.h>   /* simt_set_options */
@@ -29,13 +30,6 @@ enum { LAYERS = 3, TRIALS = 48 };
 /* The device under test. */
 static const struct kernels *kernels;
 static struct stream *stream;
-
-static uint64_t random_at(uint64_t seed, uint64_t index) {
-    uint64_t x = (seed * 0x9e3779b97f4a7c15u) ^ (index + 0x632be59bd9b4e019u) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ x >> 30) * 0x94d049bb133111ebu;
-    x = (x ^ x >> 27) * 0xbf58476d1ce4e5b9u;
-    return x ^ x >> 31;
-}
 
 /* ---- inputs ---- */
 
