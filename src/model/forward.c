@@ -131,7 +131,8 @@ static int32_t rounded_up(int32_t value, int32_t step, int32_t most) {
 }
 
 /* Gives the step's sequences blocks for their new tokens. */
-static enum result extend_sequences(struct model *model, const struct span *spans, int32_t count) {
+static enum result extend_sequences(
+    struct model *model, const struct span *spans, int32_t count, bool is_padded) {
     struct step_memory *m = &model->lane->step;
     m->window_stride = m->global_stride = 0;
     for (int32_t i = 0; i < count; i++) {
@@ -140,7 +141,7 @@ static enum result extend_sequences(struct model *model, const struct span *span
         m->window_stride = at_least(m->window_stride, s->window.count);
         m->global_stride = at_least(m->global_stride, s->global.count);
     }
-    if (is_repeatable(model, spans, count)) {
+    if (is_padded) {
         m->window_stride = rounded_up(m->window_stride, 8, m->window_most);
         m->global_stride = rounded_up(m->global_stride, 64, m->global_most);
     }
@@ -152,7 +153,8 @@ static enum result extend_sequences(struct model *model, const struct span *span
 
 /* The copies of one ratio-2 source: see pair_rows. Of a span's rows, the first completes the sequence's open group when its
  * length is odd, and the last stays open when their sum is. */
-static void list_row_copies(struct model *model, const struct span *spans, int32_t count, int32_t slot) {
+static void list_row_copies(
+    struct model *model, const struct span *spans, int32_t count, int32_t slot, bool is_padded) {
     struct step_memory *m = &model->lane->step;
     int64_t d = model->config->head_dim, from = 0, to = 0;
     struct row_copy *list = m->host_row_copies + (int64_t)slot * m->row_copies_most, *next = list;
@@ -168,7 +170,6 @@ static void list_row_copies(struct model *model, const struct span *spans, int32
                 (struct row_copy){m->pair_gate + to * d, is_open ? open + d : m->compress_gate + row * d};
         }
     }
-    const bool is_padded = is_repeatable(model, spans, count);
     while (is_padded && next < list + 4 * count)
         *next++ = (struct row_copy){NULL, NULL};
     m->pair_copies = (int32_t)(next - list);
@@ -189,10 +190,10 @@ static void list_row_copies(struct model *model, const struct span *spans, int32
 
 /* Block tables of the step's sequences and the ratio-2 groups that the step completes. */
 static enum result prepare_tables(
-    struct model *model, const struct span *spans, int32_t count, int32_t *groups) {
+    struct model *model, const struct span *spans, int32_t count, bool is_padded, int32_t *groups) {
     struct step_memory *m = &model->lane->step;
     int32_t n = 0;
-    TRY(extend_sequences(model, spans, count));
+    TRY(extend_sequences(model, spans, count, is_padded));
     for (int32_t i = 0; i < count; i++) {
         const struct sequence *s = spans[i].sequence;
         memcpy(m->host_window + (int64_t)i * m->window_stride, s->window.blocks,
@@ -208,13 +209,13 @@ static enum result prepare_tables(
             m->host_i32[GROUP_POSITION][n] = 2 * g;
         }
     }
-    for (; n < count && is_repeatable(model, spans, count); n++) {
+    for (; is_padded && n < count; n++) {
         m->host_i32[GROUP_SEQUENCE][n] = m->host_i32[GROUP_POSITION][n] = 0;
         m->host_i32[GROUP_ROW][n] = -1; /* not stored */
     }
     for (int32_t slot = 0; slot < model->ratio2_sources; slot++) {
         int64_t at = (int64_t)slot * m->row_copies_most;
-        list_row_copies(model, spans, count, slot);
+        list_row_copies(model, spans, count, slot, is_padded);
         upload(model, m->row_copies + at, m->host_row_copies + at, m->pair_copies + m->open_copies,
             sizeof(struct row_copy));
     }
@@ -670,7 +671,8 @@ void recordings_free(struct model *model, struct lane *lane) {
 static enum result run_layers(struct model *model, const struct span *spans, int32_t count, float *logits) {
     struct step_memory *m = &model->lane->step;
     int32_t groups = 0;
-    TRY(prepare_tables(model, spans, count, &groups));
+    const bool is_repeated = is_repeatable(model, spans, count);
+    TRY(prepare_tables(model, spans, count, is_repeated, &groups));
     prepare_lower(model, spans, count);
     prepare_upper(model, spans, count);
     int64_t most[2] = {m->lower.tokens, m->upper.tokens};
@@ -684,7 +686,7 @@ static enum result run_layers(struct model *model, const struct span *spans, int
         .window_stride = m->window_stride,
         .global_stride = m->global_stride};
     /* All ranks must see it alike only in so far as their exchanges go: a replay sends what the calls would. */
-    if (!logits && most[0] == most[1] && is_repeatable(model, spans, count) &&
+    if (!logits && most[0] == most[1] && is_repeated &&
         exchange_is_repeatable(model->lane->exchange, &shape.exchange_moves))
         return run_repeatable(model, spans, count, groups, most, shape);
     return enqueue_layers(model, spans, count, groups, most, logits);
