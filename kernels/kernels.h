@@ -189,11 +189,12 @@ struct kernels {
     enum result (*synchronize)(struct stream *stream);
     /* Work that is enqueued again and again in one shape can be recorded once: between record_begin and record_end it is kept, not
      * done, and each replay enqueues all of it as one. It has the arguments of its recording, arrays included, so these stay where they
-     * are; is_current tells whether the stream's own memory has, too. copy_in and copy_out cannot be recorded. A failed
+     * are; memory_moves counts how often the stream's own memory got another address: a recording is good as long as that is what it was
+     * then. copy_in and copy_out cannot be recorded. A failed
      * recording is ERROR_INTERNAL, and the work was not done. All NULL where there is no such thing. */
     enum result (*record_begin)(struct stream *stream);
     enum result (*record_end)(struct stream *stream, struct recording **recording);
-    bool (*is_current)(const struct stream *stream, const struct recording *recording);
+    int64_t (*memory_moves)(const struct stream *stream);
     void (*replay)(struct stream *stream, const struct recording *recording);
     void (*recording_free)(struct recording *recording);
     /* Bytes of device memory that `place` needs for a matrix, a multiple of 64. */

@@ -202,7 +202,7 @@ enum result kernels_cuda_create(int32_t device, const struct kernels **kernels) 
     table->synchronize = cuda_synchronize;
     table->record_begin = cuda_record_begin;
     table->record_end = cuda_record_end;
-    table->is_current = cuda_is_current;
+    table->memory_moves = cuda_memory_moves;
     table->replay = cuda_replay;
     table->recording_free = cuda_recording_free;
     table->placed_bytes = cuda_placed_bytes;

@@ -19,7 +19,7 @@ void cuda_copy_out(struct stream *stream, void *host, const void *device, size_t
 void cuda_copy(struct stream *stream, void *to, const void *from, size_t bytes);
 enum result cuda_record_begin(struct stream *stream);
 enum result cuda_record_end(struct stream *stream, struct recording **recording);
-bool cuda_is_current(const struct stream *stream, const struct recording *recording);
+int64_t cuda_memory_moves(const struct stream *stream);
 void cuda_replay(struct stream *stream, const struct recording *recording);
 void cuda_recording_free(struct recording *recording);
 enum result cuda_synchronize(struct stream *stream);

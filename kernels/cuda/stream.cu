@@ -123,7 +123,6 @@ void cuda_copy(struct stream *stream, void *to, const void *from, size_t bytes) 
 
 struct recording {
     cudaGraphExec_t graph;
-    int64_t scratch_moves;
 };
 
 enum result cuda_record_begin(struct stream *stream) {
@@ -141,7 +140,6 @@ enum result cuda_record_end(struct stream *stream, struct recording **recording)
     (void)stream_check(stream, cudaStreamEndCapture(stream->handle, &graph), "end of a recording");
     struct recording *made = stream->status == OK ? (struct recording *)calloc(1, sizeof *made) : NULL;
     if (made != NULL) {
-        made->scratch_moves = stream->scratch_moves;
         if (!stream_check(stream, cudaGraphInstantiate(&made->graph, graph, 0), "recording")) {
             free(made);
             made = NULL;
@@ -155,8 +153,8 @@ enum result cuda_record_end(struct stream *stream, struct recording **recording)
     return made != NULL ? OK : fail(ERROR_MEMORY, "out of memory for a recording");
 }
 
-bool cuda_is_current(const struct stream *stream, const struct recording *recording) {
-    return recording->scratch_moves == stream->scratch_moves;
+int64_t cuda_memory_moves(const struct stream *stream) {
+    return stream->scratch_moves;
 }
 
 void cuda_replay(struct stream *stream, const struct recording *recording) {

@@ -51,13 +51,13 @@ void exchange_free(struct exchange *exchange);
  * is enqueued, not done. That is so when options->kernels is a backend with streams of CUDA and this build can do it. */
 bool exchange_on_device(const struct exchange *exchange);
 
-/* Before the first layer of each step: `tokens`, the most this rank passes to one dispatch until the next call. In host memory it
- * does nothing. */
+/* Before the first layer of each step: `tokens`, the most that any rank of the group passes to one dispatch until the next call; all ranks
+ * give the same. In host memory it does nothing. */
 MUST_CHECK enum result exchange_begin_step(struct exchange *exchange, int32_t tokens);
 
 /* After exchange_begin_step: whether this step's calls do nothing but enqueue work, the same as in every step with as many tokens on
- * this rank and on the rank with the most: then a device may record and replay them, as long as *moves is the same. In host memory
- * never. */
+ * this rank and on the rank with the most: then devices may record and replay them, all ranks of the group alike, as long as *moves is
+ * the same. The answer is the same on all ranks, *moves is not. In host memory never. */
 bool exchange_is_repeatable(const struct exchange *exchange, int64_t *moves);
 
 /* Waits until the work that was enqueued on the caller's stream and in this exchange has ended. Between devices, call it before

@@ -8,6 +8,7 @@
 #include "model/internals.h"
 
 #include <string.h> /* memcpy */
+#include <xxhash.h> /* XXH64 */
 
 int32_t span_upper_tokens(const struct span *span) {
     if (!span->tail)
@@ -604,20 +605,35 @@ static enum result read_logits(struct model *model, const struct span *spans, in
 
 /* ---- recordings ---- */
 
-/* The entry of a shape, else the one that was used the longest ago, emptied. */
-static struct recorded_step *find_recorded(struct model *model, const struct step_shape *shape) {
+/* A number for the shapes that the ranks of the supernode have now. Collective over the supernode. */
+static enum result identify(const struct model *model, const struct step_shape *shape, int64_t *id) {
+    enum { HASH_BITS = 48 }; /* sums over thousands of ranks stay positive */
+    const uint64_t seed = (uint64_t)group_rank(model->options.supernode);
+    *id = (int64_t)(XXH64(shape, sizeof *shape, seed) >> (64 - HASH_BITS));
+    return group_sum(model->options.supernode, "the shape of a step", id, 1);
+}
+
+/* The entry of the shapes with this number, else the one that was used the longest ago, emptied. It is the same one on all ranks of the
+ * supernode, and in the same state, for all of them have asked for the same numbers. */
+static enum result find_recorded(
+    struct model *model, int64_t id, const struct step_shape *shape, struct recorded_step **found) {
     struct lane *lane = model->lane;
     struct recorded_step *oldest = &lane->recorded[0];
     for (int32_t i = 0; i < MOST_RECORDINGS; i++) {
         struct recorded_step *step = &lane->recorded[i];
-        if (step->used && memcmp(&step->shape, shape, sizeof *shape) == 0)
-            return step;
+        if (step->used && step->id == id) {
+            *found = step;
+            return memcmp(&step->shape, shape, sizeof *shape) == 0
+                       ? OK
+                       : fail(ERROR_INTERNAL, "steps of two shapes have the same number");
+        }
         if (step->used < oldest->used)
             oldest = step;
     }
     model->kernels->recording_free(oldest->recording);
-    *oldest = (struct recorded_step){.shape = *shape};
-    return oldest;
+    *oldest = (struct recorded_step){.id = id, .shape = *shape};
+    *found = oldest;
+    return OK;
 }
 
 /* Runs the layers of a step whose arrays are uploaded. */
@@ -635,21 +651,20 @@ static enum result enqueue_layers(struct model *model, const struct span *spans,
     return read_logits(model, spans, count, logits);
 }
 
-/* The first step of a shape runs as it is, the second is recorded, later ones replay. */
+/* The first step of the ranks' shapes runs as it is, the second is recorded, later ones replay: on all ranks of the supernode alike, for NCCL
+ * wants its calls recorded by all or none. Collective over the supernode. */
 static enum result run_repeatable(struct model *model, const struct span *spans, int32_t count,
     int32_t groups, const int64_t most[2], struct step_shape shape) {
     const struct kernels *k = model->kernels;
     struct lane *lane = model->lane;
-    shape.memory_moves = lane->memory_moves;
-    struct recorded_step *step = find_recorded(model, &shape);
+    struct recorded_step *step = NULL;
+    int64_t id = 0;
+    TRY(identify(model, &shape, &id));
+    TRY(find_recorded(model, id, &shape, &step));
     bool is_new = !step->used;
     step->used = ++lane->recorded_uses;
     if (is_new)
         return enqueue_layers(model, spans, count, groups, most, NULL);
-    if (step->recording && !k->is_current(lane->stream, step->recording)) {
-        k->recording_free(step->recording);
-        step->recording = NULL;
-    }
     if (!step->recording) {
         TRY(k->record_begin(lane->stream));
         enum result status = enqueue_layers(model, spans, count, groups, most, NULL);
@@ -671,24 +686,24 @@ void recordings_free(struct model *model, struct lane *lane) {
 static enum result run_layers(struct model *model, const struct span *spans, int32_t count, float *logits) {
     struct step_memory *m = &model->lane->step;
     int32_t groups = 0;
-    const bool is_repeated = is_repeatable(model, spans, count);
+    const bool is_repeated = !logits && is_repeatable(model, spans, count);
     TRY(prepare_tables(model, spans, count, is_repeated, &groups));
     prepare_lower(model, spans, count);
     prepare_upper(model, spans, count);
-    int64_t most[2] = {m->lower.tokens, m->upper.tokens};
-    int32_t own = most[0] > most[1] ? m->lower.tokens : m->upper.tokens;
-    TRY(group_max(model->options.supernode, "the size of a step", most, 2));
-    TRY(exchange_begin_step(model->lane->exchange, own));
+    int64_t most[3] = {m->lower.tokens, m->upper.tokens, !is_repeated};
+    TRY(group_max(model->options.supernode, "the size of a step", most, 3));
+    TRY(exchange_begin_step(model->lane->exchange, at_least((int32_t)most[0], (int32_t)most[1])));
     if (most[0] && model->config->engram_layers)
         TRY(engram_prefetch(model, m->lower.tokens));
-    struct step_shape shape = {.tokens = own,
+    struct step_shape shape = {.tokens = m->lower.tokens,
         .most_tokens = most[0],
         .window_stride = m->window_stride,
-        .global_stride = m->global_stride};
-    /* All ranks must see it alike only in so far as their exchanges go: a replay sends what the calls would. */
-    if (!logits && most[0] == most[1] && is_repeated &&
-        exchange_is_repeatable(model->lane->exchange, &shape.exchange_moves))
+        .global_stride = m->global_stride,
+        .memory_moves = model->lane->memory_moves};
+    if (!most[2] && exchange_is_repeatable(model->lane->exchange, &shape.exchange_moves)) {
+        shape.stream_moves = model->kernels->memory_moves(model->lane->stream);
         return run_repeatable(model, spans, count, groups, most, shape);
+    }
     return enqueue_layers(model, spans, count, groups, most, logits);
 }
 

@@ -171,18 +171,19 @@ struct step_memory {
     int32_t *compressed_ids; /* of one span, history in front */
 };
 
-/* What the work of a decoding step depends on besides the contents of arrays. */
+/* What the work of a decoding step depends on besides the contents of arrays, on this rank. */
 struct step_shape {
     int64_t tokens, most_tokens; /* of this rank, and of the rank with the most */
     int64_t window_stride, global_stride;
-    int64_t memory_moves,
-        exchange_moves; /* times that memory of the lane or its exchange got another address */
+    /* times that memory of the lane, its exchange or its stream got another address */
+    int64_t memory_moves, exchange_moves, stream_moves;
 };
 
 enum { MOST_RECORDINGS = 32 };
 
-/* A shape met before. Its first step lets memory grow, its second is recorded. */
+/* Shapes that the ranks of the supernode met together before. Their first step lets memory grow, their second is recorded. */
 struct recorded_step {
+    int64_t id; /* of the shapes of all ranks: the same on all of them */
     struct step_shape shape;
     struct recording *recording; /* NULL: not yet */
     int64_t used;

@@ -55,6 +55,7 @@ struct trial {
     struct exchange_options options;
     int64_t stride;
     int32_t local_experts, most_pairs;
+    int32_t step_tokens; /* the most of any rank and layer */
     bool caller_first; /* wait for the caller's stream alone, which must pull the exchange's work behind it */
     struct input inputs[LAYERS];
     struct output host[LAYERS], device[LAYERS];
@@ -173,6 +174,11 @@ static enum result make_trial(struct group *group, uint64_t number, struct trial
         TRY(make_output(trial, &trial->inputs[l], &trial->host[l]));
         TRY(make_output(trial, &trial->inputs[l], &trial->device[l]));
     }
+    int64_t most = 0;
+    for (int32_t l = 0; l < LAYERS; l++)
+        most = trial->inputs[l].tokens > most ? trial->inputs[l].tokens : most;
+    TRY(group_max(group, "tokens of the trial", &most, 1));
+    trial->step_tokens = (int32_t)most;
     return OK;
 }
 
@@ -284,12 +290,9 @@ static enum result run_step(
 /* All layers as one step, twice: memory is used again. */
 static enum result run_device(struct exchange *exchange, struct trial *trial) {
     struct turn turns[LAYERS];
-    int32_t most = 0;
-    for (int32_t l = 0; l < LAYERS; l++) {
-        most = trial->inputs[l].tokens > most ? trial->inputs[l].tokens : most;
+    for (int32_t l = 0; l < LAYERS; l++)
         turns[l] = (struct turn){.trial = trial, .input = &trial->inputs[l], .output = &trial->device[l]};
-    }
-    enum result status = run_step(exchange, trial, most, turns);
+    enum result status = run_step(exchange, trial, trial->step_tokens, turns);
     if (status == OK)
         status = run_step(exchange, trial, trial->options.most_tokens, turns);
     for (int32_t l = 0; status != OK && l < LAYERS; l++)
@@ -380,25 +383,21 @@ static enum result test_recording(struct group *group) {
     struct exchange *exchange;
     struct turn turns[LAYERS];
     cudaGraphExec_t graph;
-    int32_t most = 0;
     TRY(make_trial(group, 21, &trial));
     trial.options.fixed_bytes = (int64_t)1 << 40;
     trial.options.node = group_rank(group) / 2;
     TRY(run_host(group, &trial));
     TRY(exchange_create(group, &trial.options, &exchange));
     TRY(run_device(exchange, &trial));
-    for (int32_t l = 0; l < LAYERS; l++) {
-        most = trial.inputs[l].tokens > most ? trial.inputs[l].tokens : most;
+    for (int32_t l = 0; l < LAYERS; l++)
         turns[l] = (struct turn){.trial = &trial, .input = &trial.inputs[l], .output = &trial.device[l]};
-    }
-    TRY(exchange_begin_step(exchange, most));
+    TRY(exchange_begin_step(exchange, trial.step_tokens));
     TRY(record(exchange, &trial, turns, &graph));
     for (int32_t replay = 0; replay < 3; replay++) {
         forget(&trial);
         TRY(exchange_begin_step(exchange, replay == 1 ? trial.options.most_tokens : 1));
-        TRY(exchange_begin_step(exchange, most));
+        TRY(exchange_begin_step(exchange, trial.step_tokens));
         CHECK(cudaGraphLaunch(graph, exchange_stream(stream)) == cudaSuccess);
-        CHECK(cudaStreamSynchronize(exchange_stream(stream)) == cudaSuccess);
         TRY(exchange_wait(exchange));
         for (int32_t l = 0; l < LAYERS; l++)
             TRY(compare(&trial, l));

@@ -616,14 +616,12 @@ static enum result order(
 }
 
 static enum result device_begin_step(struct device_exchange *e, int32_t tokens) {
-    int64_t most = tokens;
     if (e->stage != IDLE)
         return fail(ERROR_INTERNAL, "a step began within an exchange");
     if (tokens < 0 || tokens > e->options.most_tokens)
         return fail(
             ERROR_INTERNAL, "a step of %d tokens, but memory is for %d", tokens, e->options.most_tokens);
-    TRY(group_max(e->group, "size of the step", &most, 1));
-    e->step_tokens = (int32_t)most;
+    e->step_tokens = tokens;
     e->layer = -1;
     e->exact = e->size > 1 && fixed_step_bytes(e, e->step_tokens) > (double)e->fixed_bytes;
     if (e->exact || e->laid_out == e->step_tokens)
@@ -634,11 +632,9 @@ static enum result device_begin_step(struct device_exchange *e, int32_t tokens) 
     return order(e, LAYOUT, e->side, e->main);
 }
 
-/* Calls of NCCL may be recorded only by all ranks alike, and nothing makes the ranks agree on that: each meets new shapes in its own
- * time. */
 static bool device_is_repeatable(const struct device_exchange *e, int64_t *moves) {
     *moves = e->moves;
-    return !e->exact && e->size == 1;
+    return !e->exact;
 }
 
 /* Enqueues a counted dispatch's first half: what each rank will send. */
@@ -743,8 +739,11 @@ static enum result device_combine_end(struct device_exchange *e, struct combined
 
 static enum result device_wait(struct device_exchange *e) {
     enum work_part before = stopwatch_switch(WORK_WAITING);
+    /* A replayed step is the main stream's work, whichever stream its parts were recorded on. */
+    enum result status = order(e, COMBINE, e->main, e->side);
     e->kernels->copy_out(e->side, e->refused_seen, e->refused, sizeof *e->refused_seen);
-    enum result status = drain(e);
+    if (status == OK)
+        status = drain(e);
     (void)stopwatch_switch(before);
     TRY(status);
     TRY(e->kernels->synchronize(e->side)); /* tells of refused launches too */
