@@ -1,9 +1,16 @@
 #!/bin/bash
 # Runs a whole campaign on this machine: installs what is missing, builds, and takes the example requests through the
-# embedded model in four separate launches: ingest, prefill, decode, export.
+# embedded model in four separate launches: ingest, prefill, decode, export. From an installed Nocturne (share/nocturne/jobs)
+# it takes the installed program instead of building one.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+installed=
+home=$root # where the campaign goes, unless told
+if ! [[ -e $root/CMakeLists.txt ]]; then
+    installed=$(cd "$root/../.." && pwd)/bin/nocturne
+    home=$PWD
+fi
 
 usage() {
     cat <<USAGE
@@ -11,11 +18,13 @@ usage: jobs/quickstart.sh [--ranks N] [--campaign DIR] [--requests FILE]
 
   --ranks N        local MPI ranks for prefill and decode (4)
   --campaign DIR   where the campaign goes; an unfinished one is resumed
-                   (campaign-quickstart in the source folder, made anew each time)
+                   (campaign-quickstart in the source folder, or for an
+                   installed program in the current one, made anew each time)
   --requests FILE  OpenAI batch lines (inputs/requests.jsonl)
   --help           this text
 
-The program is built in build-quickstart/, for CPUs only. CMake's and apt-get's output is shown only when they fail.
+The program is built in build-quickstart/, for CPUs only, unless this script is part of an installation. CMake's and
+apt-get's output is shown only when they fail.
 USAGE
 }
 
@@ -73,28 +82,39 @@ log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 SECONDS=0
 
-say "Packages"
-"$root/jobs/install-packages.sh" build
-echo "all there ($SECONDS s)"
+build() {
+    local started build=$root/build-quickstart # not build/, which may be set up otherwise
+    say "Packages"
+    "$root/jobs/install-packages.sh" build
+    echo "all there ($SECONDS s)"
+    say "Build (Release, for CPUs, in $build)"
+    started=$SECONDS
+    local generator=()
+    if ! [[ -e $build/CMakeCache.txt ]] && command -v ninja >/dev/null; then
+        generator=(-G Ninja)
+    fi
+    quietly cmake -S "$root" -B "$build" "${generator[@]}" -DCMAKE_BUILD_TYPE=Release -DNOCTURNE_CUDA=OFF \
+        -DNOCTURNE_TESTS=OFF -DNOCTURNE_BENCH=OFF
+    quietly cmake --build "$build" --parallel "$(nproc)" --target nocturne
+    echo "built ($((SECONDS - started)) s)"
+    nocturne=$build/nocturne
+}
 
-build=$root/build-quickstart # not build/, which may be set up otherwise
-say "Build (Release, for CPUs, in $build)"
-build_started=$SECONDS
-generator=()
-if ! [[ -e $build/CMakeCache.txt ]] && command -v ninja >/dev/null; then
-    generator=(-G Ninja)
+if [[ -n $installed ]]; then
+    nocturne=$installed
+    if ! [[ -x $nocturne ]]; then
+        echo "quickstart: this is an installation, but $nocturne is not there" >&2
+        exit 4
+    fi
+else
+    build
 fi
-quietly cmake -S "$root" -B "$build" "${generator[@]}" -DCMAKE_BUILD_TYPE=Release -DNOCTURNE_CUDA=OFF \
-    -DNOCTURNE_TESTS=OFF -DNOCTURNE_BENCH=OFF
-quietly cmake --build "$build" --parallel "$(nproc)" --target nocturne
-echo "built ($((SECONDS - build_started)) s)"
 campaign_started=$SECONDS
 
 if [[ -z $campaign ]]; then
-    campaign=$root/campaign-quickstart
+    campaign=$home/campaign-quickstart
     rm -rf "$campaign"
 fi
-nocturne=$build/nocturne
 # shellcheck source=jobs/mpi-environment.sh
 source "$root/jobs/mpi-environment.sh"
 

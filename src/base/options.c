@@ -27,6 +27,8 @@ MUST_CHECK enum result parse_bytes(const char *text, int64_t *bytes) {
     return OK;
 }
 
+enum { LEFT_COLUMN = 26 }; /* of the table of options */
+
 static void print_usage(const struct command_usage *usage, const struct option *options) {
     printf("usage: nocturne %s", usage->name);
     for (const struct option *o = options; o->name; o++)
@@ -45,9 +47,12 @@ static void print_usage(const struct command_usage *usage, const struct option *
             snprintf(left, sizeof left, "--%s%s%s%s", o->name, o->placeholder ? " " : "",
                 o->placeholder ? o->placeholder : "", o->kind == OPTION_LIST ? " ..." : "");
         }
-        printf("  %-26s %s\n", left, o->help);
+        if (strlen(left) > LEFT_COLUMN)
+            printf("  %s\n  %-*s %s\n", left, LEFT_COLUMN, "", o->help);
+        else
+            printf("  %-*s %s\n", LEFT_COLUMN, left, o->help);
     }
-    printf("  %-26s %s\n", "--help", "show this text");
+    printf("  %-*s %s\n", LEFT_COLUMN, "--help", "show this text");
     if (usage->notes)
         printf("\n%s\n", usage->notes);
 }
