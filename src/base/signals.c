@@ -11,7 +11,8 @@
 
 static volatile sig_atomic_t first_signal;  /* 0: none yet */
 static volatile sig_atomic_t stop_signals;  /* SIGINT and SIGTERM so far */
-static volatile struct timespec first_stop; /* time of the first of those, on the monotonic clock */
+static volatile struct timespec first_time; /* of the first signal, on the monotonic clock */
+static volatile struct timespec first_stop; /* of the first of SIGINT and SIGTERM */
 
 static void say(const char *text) {
     ssize_t written = write(STDERR_FILENO, text, strlen(text));
@@ -21,14 +22,17 @@ static void say(const char *text) {
 /* Only calls what POSIX allows in a signal handler. */
 static void note_signal(int signal_number) {
     int error = errno;
-    if (!first_signal)
+    struct timespec now = {0};
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    if (!first_signal) {
+        first_time.tv_sec = now.tv_sec;
+        first_time.tv_nsec = now.tv_nsec;
         first_signal = signal_number;
+    }
     if (signal_number == SIGUSR1) {
         errno = error;
         return;
     }
-    struct timespec now = {0};
-    clock_gettime(CLOCK_MONOTONIC, &now);
     if (!stop_signals) {
         first_stop.tv_sec = now.tv_sec;
         first_stop.tv_nsec = now.tv_nsec;
@@ -61,6 +65,14 @@ void signals_install(void) {
 
 bool signals_stop_requested(void) {
     return first_signal != 0;
+}
+
+double signals_stop_age(void) {
+    struct timespec now = {0};
+    if (!first_signal)
+        return 0;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)(now.tv_sec - first_time.tv_sec) + 1e-9 * (double)(now.tv_nsec - first_time.tv_nsec);
 }
 
 const char *signals_name(void) {

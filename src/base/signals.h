@@ -12,6 +12,9 @@ void signals_install(void);
 /* True once a stop was requested of this process. Ranks must agree on it (group_max) before they act on it together. */
 bool signals_stop_requested(void);
 
+/* Seconds since the first signal that asked for a stop, 0 before any. */
+double signals_stop_age(void);
+
 /* "SIGTERM" and so on: the first signal received, or "" before any. For messages. */
 const char *signals_name(void);
 

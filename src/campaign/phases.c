@@ -20,8 +20,10 @@
 #include "campaign/results.h"
 #include "campaign/share.h"
 #include "campaign/states.h"
+#include "campaign/walltime.h"
 #include "cluster/collectives.h"
 #include "model/sequence.h"
+#include "schedule/admission.h" /* wall_clock */
 #include "schedule/engine.h"
 
 #include <stdio.h>  /* snprintf */
@@ -33,13 +35,14 @@ enum {
     DEFAULT_BATCH = 64,
     DEFAULT_STEP_TOKENS = 512,
     DEFAULT_PART_SECONDS = 30,
+    DEFAULT_GRACE = 60,          /* seconds */
     PART_BYTES = 128 << 20,      /* a part is written when it holds this much */
     KEPT_SPAN_BYTES = 256 << 20, /* most memory of embeddings that further requests may need */
 };
 
 struct phase_options {
-    const char *campaign, *model, *trace;
-    int64_t batch, step_tokens, part_seconds;
+    const char *campaign, *model, *trace, *until;
+    int64_t batch, step_tokens, part_seconds, grace;
     bool all_layers, restart;
     struct launch_options launch;
 };
@@ -65,6 +68,8 @@ struct phase {
     int64_t share_count, next;
     int64_t lost_states;                /* of this rank: found damaged when they were read */
     double results_since, states_since; /* when the oldest pending record came; 0: none is pending */
+    double end;                         /* of the allocation, in Unix seconds; 0: none is known */
+    struct engine_stop stop;
     struct phase_progress progress;
     struct phase_times times;
 };
@@ -78,8 +83,13 @@ static enum result source_next(
     *state = NULL;
     while (phase->next < phase->share_count) {
         *index = phase->share[phase->next++];
-        if (phase->kind == ENGINE_DECODE) {
+        if (phase->states && states_has(phase->states, *index)) {
             enum result status = states_read(phase->states, *index, state);
+            if (status == ERROR_INPUT && phase->kind == ENGINE_RUN) {
+                log_warning(
+                    "%s: request %lld begins again from its prompt", failure_message(), (long long)*index);
+                return requests_read(phase->requests, *index, request);
+            }
             if (status == ERROR_INPUT) {
                 log_warning(
                     "%s: request %lld is left for a later prefill", failure_message(), (long long)*index);
@@ -147,13 +157,6 @@ static enum result sink_result(void *context, const struct request_result *resul
     return results_writer_add(phase->results_writer, result);
 }
 
-static enum result sink_state(void *context, const struct state_record *state) {
-    struct phase *phase = context;
-    if (phase->states_since == 0)
-        phase->states_since = monotonic_seconds();
-    return states_writer_add(phase->states_writer, state);
-}
-
 static enum result flush_results(struct phase *phase) {
     phase->results_since = 0;
     return results_writer_flush(phase->results_writer);
@@ -162,6 +165,17 @@ static enum result flush_results(struct phase *phase) {
 static enum result flush_states(struct phase *phase) {
     phase->states_since = 0;
     return states_writer_flush(phase->states_writer);
+}
+
+static enum result sink_state(void *context, const struct state_record *state) {
+    struct phase *phase = context;
+    if (phase->kind != ENGINE_PREFILL && phase->results_since > 0)
+        TRY(flush_results(
+            phase)); /* a stop: what is finished goes first, for the next signal may be a kill */
+    if (phase->states_since == 0)
+        phase->states_since = monotonic_seconds();
+    TRY(states_writer_add(phase->states_writer, state));
+    return states_writer_pending_bytes(phase->states_writer) >= PART_BYTES ? flush_states(phase) : OK;
 }
 
 static bool is_old(const struct phase *phase, double since) {
@@ -173,8 +187,7 @@ static enum result sink_step_end(void *context, const struct engine_counts *worl
     if (is_old(phase, phase->results_since) ||
         results_writer_pending_bytes(phase->results_writer) >= PART_BYTES)
         TRY(flush_results(phase));
-    if (phase->states_writer && (is_old(phase, phase->states_since) ||
-                                    states_writer_pending_bytes(phase->states_writer) >= PART_BYTES))
+    if (is_old(phase, phase->states_since))
         TRY(flush_states(phase));
     if (phase->launch.ranks.rank == 0)
         progress_update(&phase->progress, world);
@@ -283,7 +296,7 @@ static void choose_requests(struct phase *phase) {
         phase->done_before += done;
         bool lacks_state = phase->kind == ENGINE_DECODE && !done && !phase->has_state[i];
         phase->without_state += lacks_state;
-        bool lacks_image = !done && phase->lacks_image[i];
+        bool lacks_image = !done && !phase->has_state[i] && phase->lacks_image[i];
         phase->without_image += lacks_image;
         phase->todo[i] = !done && !lacks_state && !lacks_image;
         phase->todo_count += phase->todo[i];
@@ -331,10 +344,8 @@ static enum result open_files(struct phase *phase) {
     int32_t section_count, rank = phase->launch.ranks.rank;
     const struct state_section *sections = model_state_sections(phase->launch.model, &section_count);
     TRY(results_writer_create(o->campaign, rank, &provenance, &phase->results_writer));
-    if (phase->kind == ENGINE_PREFILL)
-        TRY(states_writer_create(
-            o->campaign, rank, &provenance, sections, section_count, &phase->states_writer));
-    if (phase->kind == ENGINE_DECODE)
+    TRY(states_writer_create(o->campaign, rank, &provenance, sections, section_count, &phase->states_writer));
+    if (phase->kind != ENGINE_PREFILL)
         TRY(states_open(o->campaign, phase->total, sections, section_count, &phase->states));
     return OK;
 }
@@ -387,7 +398,22 @@ static void announce(struct phase *phase) {
         (long long)phase->done_before, (long long)phase->todo_count);
 }
 
-static enum result run_engine(struct phase *phase, struct engine_counts *world, bool *stopped) {
+/* When the run must stop by itself. Rank 0's clock and environment count for all. */
+static enum result find_end(struct phase *phase) {
+    double now = wall_clock();
+    int64_t end[1] = {0};
+    enum result status = is_first(phase) ? walltime_end(phase->options->until, now, &phase->end) : OK;
+    TRY(agree(phase, status));
+    end[0] = (int64_t)phase->end;
+    TRY(group_broadcast(phase->launch.ranks.world, "start: end of the allocation", 0, end, sizeof end));
+    phase->end = (double)end[0];
+    if (is_first(phase) && phase->end > 0)
+        log_info("%s: the allocation ends in %.0f s; work stops %lld s before", phase->name, phase->end - now,
+            (long long)phase->options->grace);
+    return OK;
+}
+
+static enum result run_engine(struct phase *phase, struct engine_counts *world) {
     const struct engine_options engine = {
         .phase = phase->kind,
         .ranks = &phase->launch.ranks,
@@ -397,21 +423,28 @@ static enum result run_engine(struct phase *phase, struct engine_counts *world, 
         .batch = (int32_t)phase->options->batch,
         .step_tokens = (int32_t)phase->options->step_tokens,
         .all_layers = phase->options->all_layers,
+        .stop_at = phase->end > 0 ? phase->end - (double)phase->options->grace : 0,
+        .grace = (double)phase->options->grace,
     };
     const struct engine_source source = {phase, source_next, source_embeddings, source_release};
     const struct engine_sink sink = {phase, sink_result, sink_state, sink_step_end};
-    return engine_run(&engine, &source, &sink, world, stopped);
+    return engine_run(&engine, &source, &sink, world, &phase->stop);
 }
 
 /* The same end on all ranks. */
-static enum result conclude(struct phase *phase, bool stopped) {
-    int64_t lost = phase->lost_states;
-    TRY(group_sum(phase->launch.ranks.world, "end: lost states", &lost, 1));
+static enum result conclude(struct phase *phase) {
+    const char *signal = *signals_name() ? signals_name() : "a signal on another rank";
+    int64_t sums[2] = {phase->lost_states, signals_stop_requested()};
+    TRY(group_sum(phase->launch.ranks.world, "end: lost states", sums, 2));
+    const int64_t lost = sums[0], signalled = sums[1];
     enum result status = OK;
-    if (stopped)
+    if (phase->stop.stopped)
         status = fail(ERROR_STOPPED,
-            "%s: stopped by %s; all finished work is kept, and the same command goes on from here",
-            phase->name, *signals_name() ? signals_name() : "a signal on another rank");
+            "%s: stopped by %s; all finished work and the states of %lld requests that were decoding are "
+            "kept, and the same "
+            "command goes on from here",
+            phase->name, !signalled && phase->end > 0 ? "the end of the allocation" : signal,
+            (long long)phase->stop.saved);
     else if (phase->without_state + lost > 0)
         status = fail(ERROR_INPUT,
             "%s: %lld of %lld requests have neither a result nor a usable state in prefill/: run "
@@ -435,6 +468,7 @@ static enum result do_phase(struct phase *phase) {
     TRY(agree(phase, phase_model_folder(o->model, phase->requests, &phase->model_folder)));
     TRY(launch_open(&phase->launch, &o->launch, phase->model_folder, requests_fingerprint(phase->requests)));
     make_identity(phase);
+    TRY(find_end(phase));
     TRY(find_work(phase));
     TRY(create_model(phase));
     TRY(agree(phase, open_files(phase)));
@@ -442,17 +476,16 @@ static enum result do_phase(struct phase *phase) {
     if (is_first(phase))
         announce(phase);
     struct engine_counts world = {0};
-    bool stopped = false;
-    enum result status = run_engine(phase, &world, &stopped);
+    enum result status = run_engine(phase, &world);
     if (status != OK) {
         flush_quietly(phase);
         return status;
     }
     TRY(agree(phase, flush_all(phase)));
     if (is_first(phase))
-        progress_finish(&phase->progress, &world, !stopped);
+        progress_finish(&phase->progress, &world, !phase->stop.stopped);
     TRY(phase_times_end(&phase->times, &phase->launch.ranks, phase->name));
-    return conclude(phase, stopped);
+    return conclude(phase);
 }
 
 static void free_phase(struct phase *phase) {
@@ -482,7 +515,7 @@ static enum result run_phase(enum engine_phase kind, const struct phase_options 
 
 /* ---- command lines ---- */
 
-enum { PHASE_OPTIONS = 8 };
+enum { PHASE_OPTIONS = 10 };
 
 static void phase_option_rows(struct phase_options *o, struct option *row) {
     const struct option rows[PHASE_OPTIONS] = {
@@ -526,6 +559,20 @@ static void phase_option_rows(struct phase_options *o, struct option *row) {
             .least = 0,
             .most = 1 << 30,
             .help = "finished work is written to a file at least that often (default: 30)"},
+        {.name = "until",
+            .kind = OPTION_TEXT,
+            .value = &o->until,
+            .placeholder = "TIME",
+            .help = "when the allocation ends: +SECONDS, HH:MM, YYYY-MM-DDTHH:MM, @UNIX_SECONDS or never "
+                    "(default: the Slurm job's end)"},
+        {.name = "grace",
+            .kind = OPTION_COUNT,
+            .value = &o->grace,
+            .placeholder = "SECONDS",
+            .least = 0,
+            .most = 1 << 20,
+            .help = "time a stop has to save what is decoding; so long before the allocation's end work "
+                    "stops (default: 60)"},
         {.name = "trace",
             .kind = OPTION_TEXT,
             .value = &o->trace,
@@ -541,6 +588,7 @@ static enum result phase_command(
         .batch = DEFAULT_BATCH,
         .step_tokens = DEFAULT_STEP_TOKENS,
         .part_seconds = DEFAULT_PART_SECONDS,
+        .grace = DEFAULT_GRACE,
     };
     struct option table[PHASE_OPTIONS + LAUNCH_OPTIONS + 1];
     phase_option_rows(&options, table);
@@ -550,9 +598,12 @@ static enum result phase_command(
     return help_shown ? OK : run_phase(kind, &options);
 }
 
-static const char run_notes[] = "Started on several ranks by mpirun or srun, or alone. SIGTERM, SIGINT and "
-                                "SIGUSR1 end it early with all finished\n"
-                                "work kept; the same command then goes on.";
+static const char run_notes[] =
+    "Started on several ranks by mpirun or srun, or alone. SIGTERM, SIGINT and "
+    "SIGUSR1, sent to any rank, and the end of the\n"
+    "allocation end it early with exit code 75: finished work is kept, and so are "
+    "the tokens of unfinished answers. The same\n"
+    "command then goes on. A second SIGTERM or SIGINT ends it at once.";
 
 enum result command_prefill(int argc, char **argv) {
     const struct command_usage usage = {.name = "prefill",

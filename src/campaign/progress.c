@@ -58,7 +58,7 @@ static void format_duration(double seconds, char *text, size_t size) {
         snprintf(text, size, "%lld s", whole);
 }
 
-/* A decode run has no prompts to show, a prefill run no generated tokens. */
+/* A decode run has no prompts to show, and a prefill run only first tokens. */
 static void format_line(const struct phase_progress *progress, const struct engine_counts *counts, double now,
     char *text, size_t size) {
     double seconds = now - progress->begun + 1e-9;

@@ -12,19 +12,25 @@ enum { MOST_SECTIONS = 1024, OPEN_PARTS = 8 };
 
 const struct column states_columns[STATE_COLUMNS] = {
     [STATE_REQUEST] = {"request", COLUMN_I64, NULL, "index of the request in requests.h5"},
-    [STATE_TOKENS] = {"tokens", COLUMN_I32, "tokens", "sequence length the state stands at"},
+    [STATE_GENERATED] = {"generated", COLUMN_I64, "tokens", "generated tokens of all choices of the record"},
     [STATE_RECORD_HASH] = {"record_xxh3_64", COLUMN_U64, NULL,
         "hash of the record's rows: XXH3 64-bit of each section's, its seed being that of the section "
         "before"},
     [STATE_SECTION_NAMES] = {"section_names", COLUMN_U8, NULL, "UTF-8: names of the sections, in order"},
     [STATE_SECTION_NAMES_OFFSETS] = {"section_names_offsets", COLUMN_U64, "bytes", "where each name begins"},
-    [STATE_CHOICE_OFFSETS] = {"choice_offsets", COLUMN_U64, "choices",
-        "where each record's first tokens begin"},
-    [STATE_FIRST_IDS] = {"first_ids", COLUMN_I32, NULL, "first generated token of each choice"},
-    [STATE_FIRST_LOGPROBS] = {"first_logprobs", COLUMN_F32, "nat",
-        "its log-probability under the unmodified softmax"},
-    [STATE_TOP_COUNT] = {"top_count", COLUMN_I32, NULL, "alternatives of the first token; 0: none"},
-    [STATE_TOP_IDS] = {"top_ids", COLUMN_I32, NULL, "alternatives, likeliest first"},
+    [STATE_SEQUENCE_TOKENS] = {"sequence_tokens", COLUMN_I32, "tokens", "length of each sequence"},
+    [STATE_SEQUENCE_OFFSETS] = {"sequence_offsets", COLUMN_U64, "sequences",
+        "where each record's sequences begin"},
+    [STATE_CHOICE_SEQUENCE] = {"choice_sequence", COLUMN_I32, NULL,
+        "which of its record's sequences each choice goes on from; -1: it has ended"},
+    [STATE_TOP_COUNT] = {"top_count", COLUMN_I32, NULL, "alternatives of each of a choice's tokens; 0: none"},
+    [STATE_CHOICE_OFFSETS] = {"choice_offsets", COLUMN_U64, "choices", "where each record's choices begin"},
+    [STATE_TOKEN_IDS] = {"token_ids", COLUMN_I32, NULL,
+        "generated tokens of each choice; the last one has not been run"},
+    [STATE_TOKEN_LOGPROBS] = {"token_logprobs", COLUMN_F32, "nat",
+        "their log-probabilities under the unmodified softmax"},
+    [STATE_TOKEN_OFFSETS] = {"token_offsets", COLUMN_U64, "tokens", "where each choice's tokens begin"},
+    [STATE_TOP_IDS] = {"top_ids", COLUMN_I32, NULL, "alternatives of each token, likeliest first"},
     [STATE_TOP_LOGPROBS] = {"top_logprobs", COLUMN_F32, "nat", "log-probabilities of the alternatives"},
     [STATE_TOP_OFFSETS] = {"top_offsets", COLUMN_U64, "alternatives",
         "where each choice's alternatives begin"},
@@ -41,7 +47,7 @@ static void section_columns_set(struct section_columns *columns, const char *nam
     snprintf(columns->offsets_name, sizeof columns->offsets_name, "sections/%.31s_offsets", name);
     columns->rows = (struct column){columns->rows_name, COLUMN_U8, NULL, description};
     columns->offsets =
-        (struct column){columns->offsets_name, COLUMN_U64, "rows", "where each record's rows begin"};
+        (struct column){columns->offsets_name, COLUMN_U64, "rows", "where each sequence's rows begin"};
 }
 
 /* Writing */
@@ -121,42 +127,54 @@ static uint64_t hash_rows(uint64_t before, const void *rows, size_t bytes) {
     return XXH3_64bits_withSeed(bytes ? rows : "", bytes, before);
 }
 
-static enum result add_rows(struct states_writer *writer, const struct state_record *record) {
-    uint64_t hash = 0;
+static enum result add_sequence(
+    struct states_writer *writer, const struct saved_sequence *sequence, uint64_t *hash) {
     for (int32_t s = 0; s < writer->section_count; s++) {
         size_t row_bytes = (size_t)writer->sections[s].row_bytes;
-        const struct section_rows *given = &record->sections[s];
+        const struct section_rows *given = &sequence->sections[s];
         size_t bytes = (size_t)given->rows * row_bytes;
-        hash = hash_rows(hash, given->data, bytes);
+        *hash = hash_rows(*hash, given->data, bytes);
         TRY(vector_append(&writer->rows[s], given->data, bytes));
         uint64_t end = writer->rows[s].bytes / row_bytes;
         TRY(vector_append(&writer->offsets[s], &end, sizeof end));
     }
-    return table_append(&writer->table, STATE_RECORD_HASH, &hash, 1);
+    return table_append_int32(&writer->table, STATE_SEQUENCE_TOKENS, sequence->tokens);
+}
+
+static enum result add_choice(struct table *table, const struct saved_choice *choice) {
+    size_t tokens = (size_t)choice->token_count, top = tokens * (size_t)choice->top_logprobs;
+    TRY(table_append_int32(table, STATE_CHOICE_SEQUENCE, choice->sequence));
+    TRY(table_append_int32(table, STATE_TOP_COUNT, choice->top_logprobs));
+    TRY(table_append(table, STATE_TOKEN_IDS, choice->token_ids, tokens));
+    TRY(table_append(table, STATE_TOKEN_LOGPROBS, choice->logprobs, tokens));
+    TRY(table_append_offset(table, STATE_TOKEN_OFFSETS, tokens));
+    TRY(table_append(table, STATE_TOP_IDS, choice->top_ids, top));
+    TRY(table_append(table, STATE_TOP_LOGPROBS, choice->top_values, top));
+    return table_append_offset(table, STATE_TOP_OFFSETS, top);
 }
 
 enum result states_writer_add(struct states_writer *writer, const struct state_record *record) {
     struct table *table = &writer->table;
-    if (record->request < 0 || record->choice_count < 0)
-        return fail(ERROR_INTERNAL, "a state of request %lld with %d choices", (long long)record->request,
-            record->choice_count);
-    TRY(add_rows(writer, record));
-    TRY(table_append_int64(table, STATE_REQUEST, record->request));
-    TRY(table_append_int32(table, STATE_TOKENS, record->tokens));
-    for (int32_t i = 0; i < record->choice_count; i++) {
-        const struct first_token *first = &record->first_tokens[i];
-        size_t top = (size_t)first->top_logprobs;
-        TRY(table_append_int32(table, STATE_FIRST_IDS, first->id));
-        TRY(table_append_float(table, STATE_FIRST_LOGPROBS, first->logprob));
-        TRY(table_append_int32(table, STATE_TOP_COUNT, first->top_logprobs));
-        TRY(table_append(table, STATE_TOP_IDS, first->top_ids, top));
-        TRY(table_append(table, STATE_TOP_LOGPROBS, first->top_values, top));
-        TRY(table_append_offset(table, STATE_TOP_OFFSETS, top));
+    if (record->request < 0 || record->choice_count < 0 || record->sequence_count < 0)
+        return fail(ERROR_INTERNAL, "a state of request %lld with %d choices and %d sequences",
+            (long long)record->request, record->choice_count, record->sequence_count);
+    uint64_t hash = 0;
+    int64_t generated = 0;
+    for (int32_t i = 0; i < record->sequence_count; i++) {
+        TRY(add_sequence(writer, &record->sequences[i], &hash));
+        writer->counts.prompt_tokens += record->sequences[i].tokens;
     }
+    for (int32_t i = 0; i < record->choice_count; i++) {
+        TRY(add_choice(table, &record->choices[i]));
+        generated += record->choices[i].token_count;
+    }
+    TRY(table_append_int64(table, STATE_REQUEST, record->request));
+    TRY(table_append_int64(table, STATE_GENERATED, generated));
+    TRY(table_append(table, STATE_RECORD_HASH, &hash, 1));
+    TRY(table_append_offset(table, STATE_SEQUENCE_OFFSETS, (size_t)record->sequence_count));
     TRY(table_append_offset(table, STATE_CHOICE_OFFSETS, (size_t)record->choice_count));
     writer->counts.records++;
     writer->counts.completed++;
-    writer->counts.prompt_tokens += record->tokens;
     return OK;
 }
 
@@ -214,32 +232,54 @@ done:
 
 /* Reading */
 
+/* A record's choices against its sequences, and the numbers of alternatives. */
+static enum result check_record(const struct table *table, const char *path, size_t r) {
+    const uint64_t *sequences = table_offsets(table, STATE_SEQUENCE_OFFSETS),
+                   *choices = table_offsets(table, STATE_CHOICE_OFFSETS),
+                   *tokens = table_offsets(table, STATE_TOKEN_OFFSETS),
+                   *tops = table_offsets(table, STATE_TOP_OFFSETS);
+    const int32_t *length = table_values(table, STATE_SEQUENCE_TOKENS),
+                  *sequence = table_values(table, STATE_CHOICE_SEQUENCE),
+                  *top = table_values(table, STATE_TOP_COUNT);
+    const int64_t *request = table_values(table, STATE_REQUEST);
+    int64_t count = (int64_t)(sequences[r + 1] - sequences[r]);
+    if (request[r] < 0)
+        return fail(ERROR_INPUT, "%s: record %zu is of request %lld", path, r, (long long)request[r]);
+    for (uint64_t s = sequences[r]; s < sequences[r + 1]; s++)
+        if (length[s] < 0)
+            return fail(ERROR_INPUT, "%s: a sequence of record %zu has %d tokens", path, r, length[s]);
+    for (uint64_t c = choices[r]; c < choices[r + 1]; c++) {
+        uint64_t drawn = tokens[c + 1] - tokens[c], alternatives = tops[c + 1] - tops[c];
+        if (sequence[c] < -1 || sequence[c] >= count)
+            return fail(ERROR_INPUT, "%s: a choice of record %zu goes on from sequence %d of %lld", path, r,
+                sequence[c], (long long)count);
+        if (drawn < 1 || drawn > INT32_MAX || top[c] < 0 || alternatives != drawn * (uint64_t)top[c])
+            return fail(ERROR_INPUT,
+                "%s: a choice of record %zu has %llu tokens, top_count %d and %llu alternatives", path, r,
+                (unsigned long long)drawn, top[c], (unsigned long long)alternatives);
+    }
+    return OK;
+}
+
 static enum result check_table(
     const struct table *table, const char *path, const struct file_header *header) {
-    size_t records = table_rows(table, STATE_REQUEST), choices = table_rows(table, STATE_FIRST_IDS);
+    size_t records = table_rows(table, STATE_REQUEST), choices = table_rows(table, STATE_CHOICE_SEQUENCE),
+           sequences = table_rows(table, STATE_SEQUENCE_TOKENS), tokens = table_rows(table, STATE_TOKEN_IDS);
     if ((int64_t)records != header->records)
         return fail(ERROR_INPUT, "%s: it has %zu records, its header says %lld", path, records,
             (long long)header->records);
-    TRY(table_check_rows(table, path, STATE_TOKENS, records));
+    TRY(table_check_rows(table, path, STATE_GENERATED, records));
     TRY(table_check_rows(table, path, STATE_RECORD_HASH, records));
-    TRY(table_check_rows(table, path, STATE_FIRST_LOGPROBS, choices));
     TRY(table_check_rows(table, path, STATE_TOP_COUNT, choices));
+    TRY(table_check_rows(table, path, STATE_TOKEN_LOGPROBS, tokens));
     size_t top = table_rows(table, STATE_TOP_IDS);
     TRY(table_check_rows(table, path, STATE_TOP_LOGPROBS, top));
+    TRY(table_check_offsets(table, path, STATE_SEQUENCE_OFFSETS, records, sequences));
     TRY(table_check_offsets(table, path, STATE_CHOICE_OFFSETS, records, choices));
+    TRY(table_check_offsets(table, path, STATE_TOKEN_OFFSETS, choices, tokens));
     TRY(table_check_offsets(table, path, STATE_TOP_OFFSETS, choices, top));
-    const uint64_t *top_offsets = table_offsets(table, STATE_TOP_OFFSETS);
-    const int32_t *top_count = table_values(table, STATE_TOP_COUNT);
-    for (size_t c = 0; c < choices; c++)
-        if (top_count[c] < 0 || top_offsets[c + 1] - top_offsets[c] != (uint64_t)top_count[c])
-            return fail(ERROR_INPUT, "%s: first token %zu has top_count %d and %llu alternatives", path, c,
-                top_count[c], (unsigned long long)(top_offsets[c + 1] - top_offsets[c]));
-    const int64_t *request = table_values(table, STATE_REQUEST);
-    const int32_t *tokens = table_values(table, STATE_TOKENS);
     for (size_t r = 0; r < records; r++)
-        if (request[r] < 0 || tokens[r] < 0)
-            return fail(ERROR_INPUT, "%s: record %zu is of request %lld with %d tokens", path, r,
-                (long long)request[r], tokens[r]);
+        TRY(check_record(table, path, r));
     size_t sections = table_rows(table, STATE_SECTION_NAMES_OFFSETS);
     if (sections < 1 || sections - 1 > MOST_SECTIONS)
         return fail(
@@ -273,11 +313,11 @@ static enum result section_name(const struct table *table, const char *path, siz
 
 /* A section's offsets, checked, and the number of bytes of its rows; 0: as the file says. */
 static enum result read_offsets(hid_t file, const char *path, const struct section_columns *columns,
-    size_t records, size_t rows, struct vector *offsets) {
+    size_t sequences, size_t rows, struct vector *offsets) {
     TRY(hdf5_read_column(file, path, &columns->offsets, offsets));
     uint64_t end = rows;
     struct table one = {.columns = &columns->offsets, .count = 1, .data = offsets, .ends = &end};
-    return table_check_offsets(&one, path, 0, records, rows);
+    return table_check_offsets(&one, path, 0, sequences, rows);
 }
 
 /* The second extent of a section's rows. */
@@ -297,7 +337,7 @@ static enum result section_row_bytes(hid_t file, const char *path, const char *n
     return OK;
 }
 
-static enum result check_section(hid_t file, const char *path, const char *name, size_t records) {
+static enum result check_section(hid_t file, const char *path, const char *name, size_t sequences) {
     struct section_columns columns;
     struct vector offsets = {0};
     size_t row_bytes = 0, rows;
@@ -306,7 +346,7 @@ static enum result check_section(hid_t file, const char *path, const char *name,
     TRY(section_row_bytes(file, path, columns.rows_name, &row_bytes));
     TRY(hdf5_open_column(file, path, &columns.rows, row_bytes, &dataset, &rows));
     H5Dclose(dataset);
-    enum result status = read_offsets(file, path, &columns, records, rows, &offsets);
+    enum result status = read_offsets(file, path, &columns, sequences, rows, &offsets);
     vector_free(&offsets);
     return status;
 }
@@ -315,13 +355,13 @@ enum result states_part_check(hid_t file, const char *path, const struct file_he
     struct table table;
     TRY(states_part_read(file, path, header, &table));
     enum result status = OK;
-    size_t records = table_rows(&table, STATE_REQUEST);
+    size_t sequences = table_rows(&table, STATE_SEQUENCE_TOKENS);
     size_t sections = table_rows(&table, STATE_SECTION_NAMES_OFFSETS) - 1;
     for (size_t s = 0; s < sections && status == OK; s++) {
         char name[32];
         status = section_name(&table, path, s, name);
         if (status == OK)
-            status = check_section(file, path, name, records);
+            status = check_section(file, path, name, sequences);
     }
     table_free(&table);
     return status;
@@ -338,7 +378,8 @@ struct open_part {
 };
 
 struct state_place {
-    int32_t part, record, tokens; /* part -1: no state */
+    int32_t part, record; /* part -1: no state */
+    int64_t generated;    /* tokens of all choices */
 };
 
 struct states {
@@ -366,20 +407,20 @@ static void part_forget(struct states *states, struct open_part *part) {
     *part = (struct open_part){.part = -1, .file = H5I_INVALID_HID};
 }
 
-/* Notes where the records of one part lie. The first part that has a request counts. */
+/* Notes where the records of one part lie. Of several that have a request the one counts that is farthest, of equal ones the first. */
 static enum result index_part(struct states *states, int32_t index) {
     const char *path = states->list.parts[index].path;
     struct file_header header;
-    struct vector request = {0}, tokens = {0};
+    struct vector request = {0}, generated = {0};
     hid_t file;
     TRY(part_open(path, STATES_FORMAT, false, &header, &file));
     enum result status;
     TRY_GOTO(status, hdf5_read_column(file, path, &states_columns[STATE_REQUEST], &request), done);
-    TRY_GOTO(status, hdf5_read_column(file, path, &states_columns[STATE_TOKENS], &tokens), done);
+    TRY_GOTO(status, hdf5_read_column(file, path, &states_columns[STATE_GENERATED], &generated), done);
     size_t records = request.bytes / sizeof(int64_t);
-    if (tokens.bytes / sizeof(int32_t) != records || records > INT32_MAX) {
+    if (generated.bytes / sizeof(int64_t) != records || records > INT32_MAX) {
         status = fail(ERROR_INPUT, "%s: it has %zu records and %zu lengths", path, records,
-            tokens.bytes / sizeof(int32_t));
+            generated.bytes / sizeof(int64_t));
         goto done;
     }
     for (size_t r = 0; r < records; r++) {
@@ -389,12 +430,13 @@ static enum result index_part(struct states *states, int32_t index) {
                 (long long)at, (long long)states->total);
             goto done;
         }
-        if (states->places[at].part < 0)
-            states->places[at] = (struct state_place){index, (int32_t)r, ((int32_t *)tokens.data)[r]};
+        int64_t farness = ((int64_t *)generated.data)[r];
+        if (states->places[at].part < 0 || states->places[at].generated < farness)
+            states->places[at] = (struct state_place){index, (int32_t)r, farness};
     }
 done:
     vector_free(&request);
-    vector_free(&tokens);
+    vector_free(&generated);
     H5Fclose(file);
     return status;
 }
@@ -441,12 +483,8 @@ bool states_has(const struct states *states, int64_t request) {
     return request >= 0 && request < states->total && states->places[request].part >= 0;
 }
 
-int32_t states_length(const struct states *states, int64_t request) {
-    return states_has(states, request) ? states->places[request].tokens : 0;
-}
-
 static enum result open_sections(struct states *states, struct open_part *part, const char *path) {
-    size_t records = table_rows(&part->table, STATE_REQUEST);
+    size_t sequences = table_rows(&part->table, STATE_SEQUENCE_TOKENS);
     size_t found = table_rows(&part->table, STATE_SECTION_NAMES_OFFSETS) - 1;
     if (found != (size_t)states->section_count)
         return fail(
@@ -463,7 +501,7 @@ static enum result open_sections(struct states *states, struct open_part *part, 
         section_columns_set(&columns, section->name, "");
         TRY(hdf5_open_column(
             part->file, path, &columns.rows, (size_t)section->row_bytes, &part->rows[s], &rows));
-        TRY(read_offsets(part->file, path, &columns, records, rows, &part->offsets[s]));
+        TRY(read_offsets(part->file, path, &columns, sequences, rows, &part->offsets[s]));
     }
     return OK;
 }
@@ -509,7 +547,7 @@ done:
     return OK;
 }
 
-/* One allocation holds a record, its sections, first tokens, alternatives and rows. */
+/* One allocation holds a record, its sequences with their sections, its choices with their tokens and alternatives, and the rows. */
 struct record_memory {
     struct state_record record;
     char rest[];
@@ -519,58 +557,115 @@ static size_t aligned(size_t bytes) {
     return (bytes + 63) & ~(size_t)63;
 }
 
+/* Where the record's entries lie in the columns. */
+struct record_place {
+    uint64_t first_sequence, sequences, first_choice, choices, first_token, tokens, first_top, tops;
+};
+
+static struct record_place place_of(const struct table *table, size_t r) {
+    const uint64_t *sequences = table_offsets(table, STATE_SEQUENCE_OFFSETS),
+                   *choices = table_offsets(table, STATE_CHOICE_OFFSETS),
+                   *tokens = table_offsets(table, STATE_TOKEN_OFFSETS),
+                   *tops = table_offsets(table, STATE_TOP_OFFSETS);
+    struct record_place p = {.first_sequence = sequences[r],
+        .sequences = sequences[r + 1] - sequences[r],
+        .first_choice = choices[r],
+        .choices = choices[r + 1] - choices[r]};
+    p.first_token = tokens[p.first_choice];
+    p.tokens = tokens[choices[r + 1]] - p.first_token;
+    p.first_top = tops[p.first_choice];
+    p.tops = tops[choices[r + 1]] - p.first_top;
+    return p;
+}
+
+/* The parts of a record's memory. */
+struct record_parts {
+    struct saved_sequence *sequences;
+    struct section_rows *sections; /* [sequences, section_count] */
+    struct saved_choice *choices;
+    int32_t *token_ids, *top_ids;
+    float *logprobs, *top_values;
+    char *rows;
+};
+
 static struct record_memory *record_allocate(const struct states *states, const struct open_part *part,
-    size_t r, struct section_rows **sections, struct first_token **first, char **top, char **rows) {
-    const struct table *table = &part->table;
-    const uint64_t *choices = table_offsets(table, STATE_CHOICE_OFFSETS);
-    const uint64_t *tops = table_offsets(table, STATE_TOP_OFFSETS);
-    size_t choice_count = choices[r + 1] - choices[r], top_count = tops[choices[r + 1]] - tops[choices[r]];
-    size_t section_bytes = aligned((size_t)states->section_count * sizeof **sections);
-    size_t first_bytes = aligned(choice_count * sizeof **first), top_bytes = aligned(top_count * 8),
-           row_bytes = 0;
-    for (int32_t s = 0; s < states->section_count; s++) {
+    const struct record_place *p, struct record_parts *parts) {
+    size_t sections = (size_t)states->section_count;
+    const size_t bytes[] = {aligned(sizeof(struct record_memory)),
+        aligned(p->sequences * sizeof *parts->sequences),
+        aligned(p->sequences * sections * sizeof *parts->sections),
+        aligned(p->choices * sizeof *parts->choices), aligned(p->tokens * 4), aligned(p->tokens * 4),
+        aligned(p->tops * 4), aligned(p->tops * 4)};
+    size_t total = 0;
+    for (size_t i = 0; i < sizeof bytes / sizeof *bytes; i++)
+        total += bytes[i];
+    char *at = NULL;
+    size_t row_bytes = 0;
+    for (size_t s = 0; s < sections; s++) {
         const uint64_t *offsets = part->offsets[s].data;
-        row_bytes += aligned((offsets[r + 1] - offsets[r]) * (size_t)states->sections[s].row_bytes);
+        for (uint64_t i = p->first_sequence; i < p->first_sequence + p->sequences; i++)
+            row_bytes += aligned((offsets[i + 1] - offsets[i]) * (size_t)states->sections[s].row_bytes);
     }
-    size_t head = aligned(sizeof(struct record_memory));
-    struct record_memory *memory =
-        aligned_alloc(64, head + section_bytes + first_bytes + top_bytes + row_bytes + 64);
+    struct record_memory *memory = aligned_alloc(64, total + row_bytes + 64);
     if (!memory)
         return NULL;
-    char *at = (char *)memory + head;
-    *sections = (struct section_rows *)at;
-    *first = (struct first_token *)(at + section_bytes);
-    *top = at + section_bytes + first_bytes;
-    *rows = *top + top_bytes;
-    memory->record = (struct state_record){.sections = *sections,
-        .first_tokens = *first,
-        .choice_count = (int32_t)choice_count,
-        .request = ((const int64_t *)table_values(table, STATE_REQUEST))[r],
-        .tokens = ((const int32_t *)table_values(table, STATE_TOKENS))[r]};
+    at = (char *)memory + bytes[0];
+    parts->sequences = (void *)at;
+    parts->sections = (void *)(at += bytes[1]);
+    parts->choices = (void *)(at += bytes[2]);
+    parts->token_ids = (void *)(at += bytes[3]);
+    parts->logprobs = (void *)(at += bytes[4]);
+    parts->top_ids = (void *)(at += bytes[5]);
+    parts->top_values = (void *)(at += bytes[6]);
+    parts->rows = at + bytes[7];
+    memory->record = (struct state_record){.sequences = parts->sequences,
+        .sequence_count = (int32_t)p->sequences,
+        .choices = parts->choices,
+        .choice_count = (int32_t)p->choices};
     return memory;
 }
 
-static void copy_first_tokens(const struct table *table, size_t r, struct first_token *first, char *top) {
-    uint64_t begin = table_offsets(table, STATE_CHOICE_OFFSETS)[r];
-    uint64_t end = table_offsets(table, STATE_CHOICE_OFFSETS)[r + 1];
-    const uint64_t *tops = table_offsets(table, STATE_TOP_OFFSETS);
-    for (uint64_t c = begin; c < end; c++) {
-        size_t count = tops[c + 1] - tops[c];
-        int32_t *ids = (int32_t *)top;
-        float *values = (float *)(ids + count);
-        if (count) {
-            memcpy(ids, (const int32_t *)table_values(table, STATE_TOP_IDS) + tops[c], count * sizeof *ids);
-            memcpy(values, (const float *)table_values(table, STATE_TOP_LOGPROBS) + tops[c],
-                count * sizeof *values);
-        }
-        top = (char *)(values + count);
-        first[c - begin] =
-            (struct first_token){.id = ((const int32_t *)table_values(table, STATE_FIRST_IDS))[c],
-                .logprob = ((const float *)table_values(table, STATE_FIRST_LOGPROBS))[c],
-                .top_logprobs = (int32_t)count,
-                .top_ids = ids,
-                .top_values = values};
+static void copy_values(void *to, const struct table *table, int column, uint64_t first, uint64_t count) {
+    if (count)
+        memcpy(to, (const char *)table_values(table, column) + 4 * first, 4 * count);
+}
+
+static void copy_choices(
+    const struct table *table, const struct record_place *p, struct record_parts *parts) {
+    const uint64_t *tokens = table_offsets(table, STATE_TOKEN_OFFSETS),
+                   *tops = table_offsets(table, STATE_TOP_OFFSETS);
+    copy_values(parts->token_ids, table, STATE_TOKEN_IDS, p->first_token, p->tokens);
+    copy_values(parts->logprobs, table, STATE_TOKEN_LOGPROBS, p->first_token, p->tokens);
+    copy_values(parts->top_ids, table, STATE_TOP_IDS, p->first_top, p->tops);
+    copy_values(parts->top_values, table, STATE_TOP_LOGPROBS, p->first_top, p->tops);
+    for (uint64_t i = 0; i < p->choices; i++) {
+        uint64_t c = p->first_choice + i, token = tokens[c] - p->first_token, top = tops[c] - p->first_top;
+        parts->choices[i] = (struct saved_choice){
+            .sequence = ((const int32_t *)table_values(table, STATE_CHOICE_SEQUENCE))[c],
+            .token_count = (int32_t)(tokens[c + 1] - tokens[c]),
+            .token_ids = parts->token_ids + token,
+            .logprobs = parts->logprobs + token,
+            .top_logprobs = ((const int32_t *)table_values(table, STATE_TOP_COUNT))[c],
+            .top_ids = parts->top_ids + top,
+            .top_values = parts->top_values + top};
     }
+}
+
+/* Reads the rows of one sequence. */
+static enum result read_sequence(const struct states *states, const struct open_part *part, const char *path,
+    uint64_t sequence, struct section_rows *sections, char **rows, uint64_t *hash) {
+    for (int32_t s = 0; s < states->section_count; s++) {
+        const uint64_t *offsets = part->offsets[s].data;
+        size_t row_bytes = (size_t)states->sections[s].row_bytes;
+        sections[s] = (struct section_rows){*rows, (int64_t)(offsets[sequence + 1] - offsets[sequence])};
+        size_t bytes = (size_t)sections[s].rows * row_bytes;
+        struct column column = {states->sections[s].name, COLUMN_U8, NULL, NULL};
+        TRY(hdf5_read_rows(
+            part->rows[s], path, &column, row_bytes, offsets[sequence], (size_t)sections[s].rows, *rows));
+        *hash = hash_rows(*hash, *rows, bytes);
+        *rows += aligned(bytes);
+    }
+    return OK;
 }
 
 enum result states_read(struct states *states, int64_t request, struct state_record **record) {
@@ -581,37 +676,32 @@ enum result states_read(struct states *states, int64_t request, struct state_rec
     const char *path = states->list.parts[place.part].path;
     struct open_part *part;
     TRY(get_part(states, place.part, &part));
-    size_t r = (size_t)place.record;
+    size_t r = (size_t)place.record, sections = (size_t)states->section_count;
+    const struct table *table = &part->table;
     uint64_t hash = 0;
-    struct section_rows *sections;
-    struct first_token *first;
-    char *top, *rows;
-    if (r >= table_rows(&part->table, STATE_REQUEST))
+    struct record_parts parts;
+    if (r >= table_rows(table, STATE_REQUEST))
         return fail(ERROR_INPUT, "%s: it changed while it was in use", path);
-    struct record_memory *memory = record_allocate(states, part, r, &sections, &first, &top, &rows);
+    const struct record_place p = place_of(table, r);
+    struct record_memory *memory = record_allocate(states, part, &p, &parts);
     if (!memory)
         return fail(
             ERROR_MEMORY, "%s: out of memory for the state of request %lld", path, (long long)request);
-    copy_first_tokens(&part->table, r, first, top);
+    memory->record.request = request;
+    copy_choices(table, &p, &parts);
     enum result status = OK;
-    for (int32_t s = 0; s < states->section_count; s++) {
-        const uint64_t *offsets = part->offsets[s].data;
-        size_t row_bytes = (size_t)states->sections[s].row_bytes;
-        sections[s] = (struct section_rows){rows, (int64_t)(offsets[r + 1] - offsets[r])};
-        struct column column = {states->sections[s].name, COLUMN_U8, NULL, NULL};
-        TRY_GOTO(status,
-            hdf5_read_rows(
-                part->rows[s], path, &column, row_bytes, offsets[r], (size_t)sections[s].rows, rows),
-            done);
-        hash = hash_rows(hash, rows, (size_t)sections[s].rows * row_bytes);
-        rows += aligned((size_t)sections[s].rows * row_bytes);
+    for (uint64_t i = 0; i < p.sequences && status == OK; i++) {
+        parts.sequences[i] = (struct saved_sequence){
+            .tokens = ((const int32_t *)table_values(table, STATE_SEQUENCE_TOKENS))[p.first_sequence + i],
+            .sections = parts.sections + i * sections};
+        status = read_sequence(
+            states, part, path, p.first_sequence + i, parts.sections + i * sections, &parts.rows, &hash);
     }
-    if (hash != ((const uint64_t *)table_values(&part->table, STATE_RECORD_HASH))[r])
+    if (status == OK && hash != ((const uint64_t *)table_values(table, STATE_RECORD_HASH))[r])
         status = fail(ERROR_INPUT,
             "%s: the state of request %lld is damaged (checksum); run 'nocturne prefill' again: it sets the "
             "part aside",
             path, (long long)request);
-done:
     if (status != OK) {
         free(memory);
         return status;

@@ -1,6 +1,7 @@
 #include "schedule/admission.h"
 
 #include "base/stopwatch.h"
+#include "schedule/saving.h"
 
 #include <stdio.h>  /* snprintf */
 #include <stdlib.h> /* calloc */
@@ -25,6 +26,7 @@ void admission_begin(struct admission *admission, const struct engine_options *o
         .rules = {options->tokenizer, config->eos_token_id, model_options(options->model)->context},
         .tail = options->all_layers ? 0 : config->sliding_window,
         .blocks_total = model_blocks(options->model),
+        .prompt_budget = INT64_MAX,
     };
     admission->last = &admission->first;
 }
@@ -61,7 +63,11 @@ void admission_end(struct admission *admission) {
 }
 
 bool admission_has_work(const struct admission *admission) {
-    return admission->first || admission->held || !admission->source_ended;
+    return admission->first || (!admission->is_late && (admission->held || !admission->source_ended));
+}
+
+bool admission_leaves_work(const struct admission *admission) {
+    return admission->is_late && (admission->held || !admission->source_ended);
 }
 
 /* ---- what reads and writes files ---- */
@@ -161,7 +167,7 @@ static void reserve_worst_case(const struct admission *admission, struct active_
     }
     if (tokens > admission->rules.context)
         tokens = admission->rules.context;
-    bool loaded = options->phase == ENGINE_DECODE;
+    bool loaded = admission->held_state;
     active->blocks_each = sequence_blocks(
         options->model, tokens, loaded ? 1 : options->step_tokens, loaded ? 0 : admission->tail);
     active->blocks = active->blocks_each * choices;
@@ -200,8 +206,13 @@ static enum result read_next(struct admission *admission) {
 
 /* In prefill a request takes one sequence and the token budget is the limit; else its choices fill the
  * batch. */
-static bool has_room(const struct admission *admission, const struct active_request *active) {
+static bool has_room(struct admission *admission, const struct active_request *active) {
     const struct engine_options *options = admission->options;
+    if (!admission->held_state &&
+        admission->prompt_left + active->request->token_count > admission->prompt_budget)
+        admission->is_late = true;
+    if (admission->is_late)
+        return false;
     if (!admission->first)
         return true;
     if (admission->blocks_reserved + active->blocks > admission->blocks_total)
@@ -213,37 +224,13 @@ static bool has_room(const struct admission *admission, const struct active_requ
 
 static enum result load_state(struct admission *admission, struct active_request *active) {
     const struct state_record *state = admission->held_state;
-    const struct request *request = active->request;
-    if (state->tokens != request->token_count || state->choice_count != active->choice_count)
-        return fail(ERROR_INPUT,
-            "the saved state of request %lld is of %d tokens and %d choices, the request of %d and "
-            "%d: its prefill part is of another campaign; run prefill --restart",
-            (long long)active->index, state->tokens, state->choice_count, request->token_count,
-            active->choice_count);
-    int32_t vocab_size = model_config(admission->options->model)->vocab_size;
-    for (int32_t i = 0; i < active->choice_count; i++) {
-        const struct first_token *token = &state->first_tokens[i];
-        if (token->id < 0 || token->id >= vocab_size ||
-            token->top_logprobs != active->choices[i].top_logprobs)
-            return fail(ERROR_INPUT,
-                "the saved first token of request %lld is %d with %d alternatives, expected one of "
-                "%d with %d: run prefill --restart",
-                (long long)active->index, token->id, token->top_logprobs, vocab_size,
-                active->choices[i].top_logprobs);
-        TRY(choice_add(&active->choices[i], &admission->rules, request, active->stops, token));
-        admission->counts->generated_tokens++;
-    }
     active->decoding = true;
-    active->prompt_done = request->token_count;
-    enum result status =
-        sequence_load(admission->options->model, state->tokens, state->sections, &active->prompt);
-    if (status != OK)
-        return fail_context(status, "request %lld", (long long)active->index);
+    active->prompt_done = active->request->token_count;
+    TRY(saving_restore(admission->options->model, &admission->rules, active, state));
     release_state(admission);
     for (int32_t i = 0; i < active->choice_count; i++)
         if (active->choices[i].finished)
             admission_choice_finished(admission, active, &active->choices[i]);
-    TRY(admission_fork(admission, active));
     return active->unfinished ? OK : admission_answer(admission, active);
 }
 
@@ -255,7 +242,7 @@ static enum result admit_held(struct admission *admission) {
     admission->blocks_reserved += active->blocks;
     admission->choices += active->choice_count;
     admission->counts->waiting++;
-    if (admission->options->phase == ENGINE_DECODE)
+    if (admission->held_state)
         return load_state(admission, active);
     admission->prompt_left += active->request->token_count;
     TRY(take_embeddings(admission, active));

@@ -44,6 +44,8 @@ struct admission {
     struct active_request *held;  /* read, but there is no room yet */
     struct state_record *held_state;
     bool source_ended;
+    int64_t prompt_budget; /* most prompt tokens that can still be run before the run stops by itself */
+    bool is_late;          /* some request was left for the next launch for that: no more are taken */
 };
 
 void admission_begin(struct admission *admission, const struct engine_options *options,
@@ -55,6 +57,8 @@ void admission_end(struct admission *admission); /* gives everything back, whate
 MUST_CHECK enum result admission_fill(struct admission *admission);
 /* Whether a request is in work, or may follow. */
 bool admission_has_work(const struct admission *admission);
+/* Whether requests are left to a next launch because their prompts would not end in time. */
+bool admission_leaves_work(const struct admission *admission);
 
 /* A choice has just finished: frees its state and reservation. */
 void admission_choice_finished(

@@ -95,7 +95,7 @@ static void notice_end(struct choice *choice, const struct answer_rules *rules, 
 }
 
 enum result choice_add(struct choice *choice, const struct answer_rules *rules, const struct request *request,
-    const struct stop_strings *stops, const struct first_token *token) {
+    const struct stop_strings *stops, const struct generated_token *token) {
     TRY(reserve_token(choice));
     size_t top = (size_t)choice->top_logprobs;
     if (top != (size_t)token->top_logprobs)

@@ -45,7 +45,7 @@ void choice_free(struct choice *choice); /* not its sequence */
 /* Adds the next token and notices the end: EOS, a stop id, a stop string, max_tokens or the end of the
  * context, in this order. */
 MUST_CHECK enum result choice_add(struct choice *choice, const struct answer_rules *rules,
-    const struct request *request, const struct stop_strings *stops, const struct first_token *token);
+    const struct request *request, const struct stop_strings *stops, const struct generated_token *token);
 
 /* Describes a finished choice; its text is appended to `text`, and `result->text` is left for the caller to
  * point there. */

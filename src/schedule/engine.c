@@ -1,10 +1,12 @@
 #include "schedule/engine.h"
 
+#include "base/buffer.h"
 #include "base/log.h"
 #include "base/signals.h"
 #include "base/stopwatch.h"
 #include "schedule/admission.h"
 #include "schedule/choices.h"
+#include "schedule/saving.h"
 
 #include <stdlib.h> /* calloc, realloc */
 
@@ -43,6 +45,7 @@ struct engine {
     int32_t most_spans;
     int32_t lanes;
     struct engine_step steps[MOST_STEPS], *step; /* `step`: the one that is worked on */
+    double begun;                                /* wall_clock() */
 };
 
 /* ---- life ---- */
@@ -63,7 +66,7 @@ static enum result check_options(const struct engine_options *options, int32_t t
 
 static enum result engine_begin(struct engine *engine, const struct engine_options *options,
     const struct engine_source *source, const struct engine_sink *sink) {
-    *engine = (struct engine){.options = options, .sink = sink};
+    *engine = (struct engine){.options = options, .sink = sink, .begun = wall_clock()};
     admission_begin(&engine->admission, options, source, sink, &engine->own);
     TRY(check_options(options, engine->admission.tail));
     const struct model_options *of_model = model_options(options->model);
@@ -198,7 +201,16 @@ static void add_prompts(struct engine *engine, struct step_room *room) {
     }
 }
 
+/* How many prompt tokens this rank can run until it stops by itself, at the speed it had so far. */
+static int64_t prompt_budget(const struct engine *engine) {
+    double now = wall_clock(), left = engine->options->stop_at - now, passed = now - engine->begun;
+    if (engine->options->stop_at == 0 || (left > 0 && !engine->own.prompt_tokens))
+        return INT64_MAX;
+    return left <= 0 ? 0 : (int64_t)(left * (double)engine->own.prompt_tokens / passed);
+}
+
 static enum result prepare_step(struct engine *engine) {
+    engine->admission.prompt_budget = prompt_budget(engine);
     TRY(admission_fill(&engine->admission));
     engine->step->span_count = 0;
     struct step_room room = {engine->options->step_tokens, engine->options->step_tokens};
@@ -290,8 +302,8 @@ static enum result sample(struct engine *engine) {
         (int)active->request->custom_id.bytes, active->request->custom_id.data);
 }
 
-static struct first_token describe_token(const struct sampled_token *token) {
-    return (struct first_token){
+static struct generated_token describe_token(const struct sampled_token *token) {
+    return (struct generated_token){
         .id = token->id,
         .logprob = token->logprob,
         .top_logprobs = token->top_logprobs,
@@ -300,41 +312,28 @@ static struct first_token describe_token(const struct sampled_token *token) {
     };
 }
 
+static enum result draw_token(struct engine *engine, int32_t index) {
+    const struct draw *draw = &engine->step->draws[index];
+    const struct generated_token token = describe_token(&engine->step->tokens[index]);
+    return choice_add(&draw->active->choices[draw->choice], &engine->admission.rules, draw->active->request,
+        draw->active->stops, &token);
+}
+
 /* ENGINE_PREFILL: saves the state of a prompt that has ended, with its choices' first tokens. */
-static enum result save_state(struct engine *engine, int32_t first, int32_t count) {
-    struct active_request *active = engine->step->draws[first].active;
-    struct first_token *tokens = calloc((size_t)count, sizeof *tokens);
-    if (!tokens)
-        return fail(ERROR_MEMORY, "out of memory for the first tokens of %d choices", count);
+static enum result save_prompt(struct engine *engine, int32_t first, int32_t count) {
     for (int32_t i = 0; i < count; i++)
-        tokens[i] = describe_token(&engine->step->tokens[first + i]);
-    struct saved_state saved = {0};
-    enum work_part before = stopwatch_switch(WORK_FILES);
-    enum result status = sequence_save(engine->options->model, active->prompt, &saved);
-    if (status == OK) {
-        const struct state_record record = {
-            .request = active->index,
-            .tokens = saved.tokens,
-            .sections = saved.sections,
-            .choice_count = count,
-            .first_tokens = tokens,
-        };
-        status = engine->sink->state(engine->sink->context, &record);
-        sequence_saved_free(&saved);
-    }
-    (void)stopwatch_switch(before);
-    free(tokens);
-    if (status == OK)
-        engine->own.finished++;
-    return status;
+        TRY(draw_token(engine, first + i));
+    engine->own.generated_tokens += count;
+    TRY(saving_send(engine->options->model, engine->sink, engine->step->draws[first].active));
+    engine->own.finished++;
+    return OK;
 }
 
 static enum result add_token(struct engine *engine, int32_t index) {
     const struct draw *draw = &engine->step->draws[index];
     struct active_request *active = draw->active;
     struct choice *choice = &active->choices[draw->choice];
-    const struct first_token token = describe_token(&engine->step->tokens[index]);
-    TRY(choice_add(choice, &engine->admission.rules, active->request, active->stops, &token));
+    TRY(draw_token(engine, index));
     engine->own.generated_tokens++;
     if (choice->finished)
         admission_choice_finished(&engine->admission, active, choice);
@@ -346,7 +345,7 @@ static enum result end_prompt(struct engine *engine, int32_t first, int32_t coun
     struct active_request *active = engine->step->draws[first].active;
     active->decoding = true;
     if (engine->options->phase == ENGINE_PREFILL)
-        return save_state(engine, first, count);
+        return save_prompt(engine, first, count);
     for (int32_t i = 0; i < count; i++)
         TRY(add_token(engine, first + i));
     return admission_fork(&engine->admission, active);
@@ -389,6 +388,7 @@ static enum result take_outcomes(struct engine *engine) {
 /* What every rank tells the others before a step. */
 enum agreed_value {
     AGREED_WORK,
+    AGREED_LEFT,
     AGREED_STOP,
     AGREED_ERROR,
     AGREED_PROMPT_TOKENS,
@@ -399,11 +399,18 @@ enum agreed_value {
     AGREED_VALUES
 };
 
-static enum result agree(struct engine *engine, enum result own, bool *work, bool *stop) {
+static bool wants_stop(const struct engine *engine) {
+    double stop_at = engine->options->stop_at;
+    return signals_stop_requested() || (stop_at > 0 && wall_clock() >= stop_at);
+}
+
+/* *go_on: whether any rank has work and none asks for a stop; *stopped: whether work is left when not. */
+static enum result agree(struct engine *engine, enum result own, bool *go_on, bool *stopped) {
     const struct engine_counts *counts = &engine->own;
     int64_t values[AGREED_VALUES] = {
         [AGREED_WORK] = own == OK && admission_has_work(&engine->admission),
-        [AGREED_STOP] = signals_stop_requested(),
+        [AGREED_LEFT] = own == OK && admission_leaves_work(&engine->admission),
+        [AGREED_STOP] = wants_stop(engine),
         [AGREED_ERROR] = own != OK,
         [AGREED_PROMPT_TOKENS] = counts->prompt_tokens,
         [AGREED_GENERATED_TOKENS] = counts->generated_tokens,
@@ -421,8 +428,8 @@ static enum result agree(struct engine *engine, enum result own, bool *work, boo
         .failed = values[AGREED_FAILED],
         .waiting = values[AGREED_WAITING],
     };
-    *work = values[AGREED_WORK] > 0;
-    *stop = values[AGREED_STOP] > 0;
+    *go_on = values[AGREED_WORK] > 0 && values[AGREED_STOP] == 0;
+    *stopped = !*go_on && values[AGREED_WORK] + values[AGREED_LEFT] > 0;
     return values[AGREED_ERROR] ? ranks_agree(world, own) : OK;
 }
 
@@ -454,10 +461,7 @@ static enum result take_turn(struct engine *engine, bool *go_on, bool *stopped) 
         return status; /* others do not answer: do not ask them */
     if (status == OK)
         status = prepare_step(engine);
-    bool work = false, stop = false;
-    TRY(agree(engine, status, &work, &stop));
-    *stopped = work && stop;
-    *go_on = work && !stop;
+    TRY(agree(engine, status, go_on, stopped));
     if (!*go_on) {
         release_spans(engine);
         return OK;
@@ -466,33 +470,87 @@ static enum result take_turn(struct engine *engine, bool *go_on, bool *stopped) 
     return model_step_begin(engine->options->model, step->lane, step->spans, step->span_count);
 }
 
+/* ---- a stop ---- */
+
+/* Names requests whose tokens are lost for want of time. */
+static void name_dropped(const struct engine *engine, const struct active_request *first, int64_t count) {
+    enum { NAMED = 5 };
+    struct buffer names = {0};
+    int64_t named = 0;
+    for (const struct active_request *active = first; active && named < NAMED; active = active->next)
+        if (active->decoding)
+            buffer_printf(&names, "%s%.*s", named++ ? ", " : "", (int)active->request->custom_id.bytes,
+                active->request->custom_id.data);
+    log_warning(
+        "rank %d: %.0f s of grace did not suffice for the states of %lld requests, whose tokens will be "
+        "computed again: %s%s",
+        engine->options->ranks->rank, engine->options->grace, (long long)count, names.data ? names.data : "",
+        count > NAMED ? ", ..." : "");
+    buffer_free(&names);
+}
+
+/* Sends what is decoding to the sink, in order of admission, while there is time. */
+static enum result save_decoding(struct engine *engine, double noticed, struct engine_stop *stop) {
+    /* The last part is written after this, and other ranks are waited for. */
+    const double seconds = 0.75 * engine->options->grace;
+    const struct active_request *first_dropped = NULL;
+    if (engine->options->phase == ENGINE_PREFILL)
+        return OK; /* what is decoding there was saved */
+    for (const struct active_request *active = engine->admission.first; active; active = active->next) {
+        if (!active->decoding)
+            continue;
+        if (wall_clock() - noticed >= seconds) {
+            first_dropped = first_dropped ? first_dropped : active;
+            stop->dropped++;
+            continue;
+        }
+        TRY(saving_send(engine->options->model, engine->sink, active));
+        stop->saved++;
+    }
+    if (stop->dropped)
+        name_dropped(engine, first_dropped, stop->dropped);
+    return OK;
+}
+
+/* Ends the other lanes' steps, lest their tokens are lost, and saves. */
+static enum result end_early(struct engine *engine, struct engine_stop *stop) {
+    double noticed = wall_clock() - signals_stop_age();
+    enum result status = OK;
+    for (int32_t lane = 0; lane < engine->lanes && status == OK; lane++) {
+        engine->step = &engine->steps[lane];
+        status = end_step_in_flight(engine);
+    }
+    if (status == ERROR_RANKS)
+        return status;
+    if (status == OK)
+        status = save_decoding(engine, noticed, stop);
+    bool go_on, stopped;
+    TRY(agree(engine, status, &go_on, &stopped));
+    int64_t sums[2] = {stop->saved, stop->dropped};
+    TRY(group_sum(engine->options->ranks->world, "stop: states saved", sums, 2));
+    *stop = (struct engine_stop){.stopped = true, .saved = sums[0], .dropped = sums[1]};
+    return OK;
+}
+
 enum result engine_run(const struct engine_options *options, const struct engine_source *source,
-    const struct engine_sink *sink, struct engine_counts *world, bool *stopped) {
+    const struct engine_sink *sink, struct engine_counts *world, struct engine_stop *stop) {
     struct engine engine;
     enum work_part before = stopwatch_switch(WORK_SCHEDULING);
     enum result status = engine_begin(&engine, options, source, sink);
-    bool go_on = true;
-    *stopped = false;
+    bool go_on = true, stopped = false;
+    *stop = (struct engine_stop){0};
     if (status != OK) {
         engine.step = &engine.steps[0];
-        bool work, stop;
-        status = agree(&engine, status, &work, &stop);
+        status = agree(&engine, status, &go_on, &stopped);
         go_on = false;
     }
     while (status == OK && go_on)
         for (int32_t lane = 0; lane < engine.lanes && status == OK && go_on; lane++) {
             engine.step = &engine.steps[lane];
-            status = take_turn(&engine, &go_on, stopped);
+            status = take_turn(&engine, &go_on, &stopped);
         }
-    /* A stop leaves the other lanes' steps on their way: they are ended, lest their tokens are lost. */
-    for (int32_t lane = 0; lane < engine.lanes && status == OK; lane++) {
-        engine.step = &engine.steps[lane];
-        status = end_step_in_flight(&engine);
-    }
-    if (*stopped && engine.lanes > 1) {
-        bool work, stop;
-        status = agree(&engine, status, &work, &stop);
-    }
+    if (status == OK && stopped)
+        status = end_early(&engine, stop);
     (void)stopwatch_switch(before);
     *world = engine.world;
     engine_end(&engine);

@@ -49,8 +49,8 @@ struct request_result {
     double finished_at; /* Unix seconds */
 };
 
-/* The first generated token of one choice, from prefill to decode. */
-struct first_token {
+/* A token of an answer as it was drawn. */
+struct generated_token {
     int32_t id;
     float logprob;
     int32_t top_logprobs;    /* 0: none */
@@ -58,19 +58,35 @@ struct first_token {
     const float *top_values; /* [top_logprobs] */
 };
 
-/* A prompt's state after prefill. */
+/* What a choice has generated so far; its last token has not been run. */
+struct saved_choice {
+    int32_t sequence; /* which of the record's sequences it goes on from; -1: it has ended */
+    int32_t token_count;
+    const int32_t *token_ids; /* [token_count] */
+    const float *logprobs;    /* [token_count] */
+    int32_t top_logprobs;     /* alternatives a token, 0: none */
+    const int32_t *top_ids;   /* [token_count, top_logprobs] */
+    const float *top_values;  /* [token_count, top_logprobs] */
+};
+
+struct saved_sequence {
+    int32_t tokens;                      /* its length */
+    const struct section_rows *sections; /* in the order of model_state_sections */
+};
+
+/* A request on its way: after prefill, when all choices have their first token and go on from one sequence, or where a stop found it
+ * decoding, when each has its own. */
 struct state_record {
     int64_t request;
-    int32_t tokens;                      /* sequence length the state stands at */
-    const struct section_rows *sections; /* in the order of model_state_sections */
-    int32_t choice_count;
-    const struct first_token *first_tokens; /* [choice_count] */
+    int32_t sequence_count, choice_count;
+    const struct saved_sequence *sequences; /* [sequence_count] */
+    const struct saved_choice *choices;     /* [choice_count] */
 };
 
 enum engine_phase { ENGINE_PREFILL, ENGINE_DECODE, ENGINE_RUN };
 
-/* Where work comes from. `next` gives the next request of this rank (and in ENGINE_DECODE its state),
- * *index = -1 when there is none left; the engine holds one that does not fit yet, and gives each back
+/* Where work comes from. `next` gives the next request of this rank, in ENGINE_DECODE always and in ENGINE_RUN when there is one with its
+ * state; *index = -1 when there is none left; the engine holds one that does not fit yet, and gives each back
  * through `release` when it is done with it (either may be NULL: a state is given back as soon as it is
  * loaded). */
 struct engine_source {
@@ -91,7 +107,8 @@ struct engine_counts {
 struct engine_sink {
     void *context;
     enum result (*result)(void *context, const struct request_result *result);
-    enum result (*state)(void *context, const struct state_record *state); /* ENGINE_PREFILL */
+    /* ENGINE_PREFILL: a prompt has ended. Else: a stop found this request decoding. */
+    enum result (*state)(void *context, const struct state_record *state);
     /* After each step: flush parts when it is time, progress. `world` is the sum over all ranks as of the
      * step's agreement (steps: of one rank). */
     enum result (*step_end)(void *context, const struct engine_counts *world);
@@ -106,13 +123,24 @@ struct engine_options {
     int32_t batch;       /* most sequences decoding at once on this rank */
     int32_t step_tokens; /* token budget of a step; <= model_options' */
     bool all_layers;     /* prefill: run all layers on all tokens instead of the tail */
+    double stop_at;      /* wall_clock() at which the run stops by itself; 0: never */
+    double grace;        /* seconds that a stop may take to save what is decoding; 0: nothing is saved */
 };
 
-/* Runs until no rank has work, or a stop is asked for (signals_stop_requested on any rank: agreed at a
- * step's begin; *stopped is then true and unfinished requests are simply not in the sink). Collective over
+/* How a stop went, over all ranks. */
+struct engine_stop {
+    bool stopped;
+    int64_t saved; /* requests whose states went to the sink */
+    int64_t
+        dropped; /* decoding ones for which the grace was too short: their tokens will be computed again */
+};
+
+/* Runs until no rank has work, or a stop is asked for (signals_stop_requested on any rank, or its stop_at: agreed at a
+ * step's begin). Then requests that are decoding go to the sink as states, the oldest first; prompts that have not ended are simply not in
+ * the sink. Near stop_at no prompt is begun that would not end in time. Collective over
  * the run; every step has one agreement (work left, stop, errors), so a rank without work takes part and an
  * error on one rank ends all with its message. *world are the counts of all ranks at the end. */
 MUST_CHECK enum result engine_run(const struct engine_options *options, const struct engine_source *source,
-    const struct engine_sink *sink, struct engine_counts *world, bool *stopped);
+    const struct engine_sink *sink, struct engine_counts *world, struct engine_stop *stop);
 
 #endif

@@ -98,6 +98,77 @@ def stop_by_signal(folder):
     print(f"the whole work takes {seconds:.1f} s")
 
 
+def generated(campaign):
+    """Tokens that the last launch on the campaign drew."""
+    with open(os.path.join(campaign, "progress.json"), encoding="utf-8") as file:
+        return json.load(file)["generated_tokens"]
+
+
+def total_tokens(found):
+    return sum(len(choice[0]) for _, _, choices in found.values() for choice in choices)
+
+
+def stops_lose_no_token(folder):
+    """Launches that are stopped again and again, by a signal or the end of their allocation, draw each token once, and the answers
+    are those of an undisturbed launch. With several choices, log-probabilities, stop strings and penalties."""
+    lines = campaigns.small_requests(150) + long_requests(10, 150)
+    template = prepared(folder, lines)
+    whole = fresh_copy(template, os.path.join(folder, "whole"))
+    _, seconds = run(["run", "--campaign", whole, "--threads", "1"], RANKS)
+    expected = answers(whole)
+    check(generated(whole) == total_tokens(expected), f"a whole run drew {generated(whole)} tokens for {total_tokens(expected)}")
+    for phases in (("run",), ("prefill", "decode")):
+        campaign = fresh_copy(template, os.path.join(folder, "stopped"))
+        drawn, stops, launches = 0, 0, 0
+        for phase in phases:
+            code = STOPPED
+            while code == STOPPED:
+                launches += 1
+                check(launches < 40, f"{phase} makes no progress")
+                arguments = [phase, "--campaign", campaign, "--threads", "1", "--grace", "10"]
+                if launches % 2:  # the allocation's end
+                    arguments += ["--until", f"+{10 + 0.6 * seconds:.2f}"]
+                launch = Launch(arguments, RANKS + launches % 2)
+                if launches % 2 == 0:
+                    time.sleep(0.6 * seconds)
+                    for pid in launch.rank_processes()[-1:]:
+                        os.kill(pid, signal.SIGUSR1)
+                code = launch.wait()
+                check(code in (DONE, STOPPED), f"{phase}: exit {code}\n{launch.output()}")
+                if os.path.exists(os.path.join(campaign, "progress.json")):
+                    drawn += generated(campaign)
+                    os.remove(os.path.join(campaign, "progress.json"))
+                stops += code == STOPPED
+        compare(answers(campaign), expected, f"{' and '.join(phases)}, stopped {stops} times")
+        check(stops >= 2, f"{phases}: only {stops} stops in {launches} launches")
+        check(drawn == total_tokens(expected), f"{phases}: {drawn} tokens drawn for {total_tokens(expected)}")
+        print(f"{' and '.join(phases)}: {stops} stops, {drawn} tokens drawn once each")
+
+
+def no_grace(folder):
+    """Without time to save, the tokens of unfinished answers are given up by name, and computed again."""
+    campaign = prepared(folder, long_requests(8, 1500))
+    whole = fresh_copy(campaign, os.path.join(folder, "whole"))
+    run(["run", "--campaign", whole, "--threads", "1"], RANKS)
+    launch = Launch(["run", "--campaign", campaign, "--threads", "1", "--grace", "0", "--until", "+2"], RANKS)
+    check(launch.wait() == STOPPED, f"no stop\n{launch.output()}")
+    check("story-" in launch.output() and "computed again" in launch.output(), f"nothing is named\n{launch.output()}")
+    check(not parts(campaign, "prefill"), "states were saved without grace")
+    run(["run", "--campaign", campaign], RANKS)
+    compare(answers(campaign), answers(whole), "without grace")
+
+
+def impossible_ends(folder):
+    campaign = prepared(folder, campaigns.small_requests(4))
+    for until in ("soon", "+x", "25:00", "2020-01-01T00:00", "2030-13-01T00:00", "@-3", ""):
+        output = run_each(["run", "--campaign", campaign, "--until", until], RANKS, USAGE)
+        check("--until" in output, f"--until {until}: unclear refusal\n{output}")
+    output = run_each(["run", "--campaign", campaign, "--until", "+5", "--grace", "60"], RANKS, STOPPED)
+    check("allocation" in output, f"the end of the allocation is not named\n{output}")
+    run(["run", "--campaign", campaign], RANKS, extra_environment={"SLURM_JOB_END_TIME": "12"})  # long gone: not ours
+    answers(campaign)
+
+
 def second_launch(folder):
     """A launch while another works on the campaign is refused and names the holder; status works all the while."""
     campaign = prepared(folder, long_requests(16, 200))
@@ -246,6 +317,9 @@ TESTS = {
     test.__name__: test
     for test in (
         stop_by_signal,
+        stops_lose_no_token,
+        no_grace,
+        impossible_ends,
         second_launch,
         other_settings,
         other_layout,

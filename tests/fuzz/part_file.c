@@ -119,10 +119,17 @@ static void make_parts(void) {
             .stop_index = -1};
         struct request_result result = {.request = i, .choice_count = 1, .choices = &choice};
         must(results_writer_add(results, &result));
-        struct first_token first = {.id = 1, .top_logprobs = 2, .top_ids = ids, .top_values = values};
         struct section_rows rows[SECTIONS] = {{"0123456789abcdef", 2}, {"xyz", 1}};
+        struct saved_sequence sequences[2] = {{3, rows}, {4, rows}};
+        struct saved_choice choices[2] = {{.token_count = 1,
+                                              .token_ids = ids,
+                                              .logprobs = values,
+                                              .top_logprobs = 2,
+                                              .top_ids = ids,
+                                              .top_values = values},
+            {.sequence = i % 2, .token_count = 2, .token_ids = ids, .logprobs = values}};
         struct state_record record = {
-            .request = i, .tokens = 3, .sections = rows, .choice_count = 1, .first_tokens = &first};
+            .request = i, .sequence_count = 2, .sequences = sequences, .choice_count = 2, .choices = choices};
         must(states_writer_add(states, &record));
         struct embedding_record embedding = {.image = i, .hash = "0a", .tokens = 1 + i % 2, .rows = values};
         must(embeddings_writer_add(embeddings, &embedding));

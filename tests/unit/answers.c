@@ -81,7 +81,7 @@ static void make_answer(struct answer *answer, const int32_t *ids, size_t count,
     check(choice_begin(&choice, &request, 0, 0, strings));
     for (size_t i = 0; i < count && !choice.finished; i++)
         check(choice_add(
-            &choice, &rules, &request, strings, &(struct first_token){.id = ids[i], .logprob = -1}));
+            &choice, &rules, &request, strings, &(struct generated_token){.id = ids[i], .logprob = -1}));
     choice_describe(&choice, &rules, &result, &answer->text);
     answer->cause = result.cause;
     check(table_create(&answer->part, results_columns, RESULT_COLUMNS));

@@ -193,8 +193,9 @@ static inline void make_results(const char *folder, int rank, int first, int cou
 static const struct state_section test_sections[2] = {
     {"latent_02", "a row", 8}, {"window", "another row", 3}};
 
-/* Writes the states of requests [first, first + count) as one part. */
-static inline void make_states(const char *folder, int rank, int first, int count) {
+/* Writes the states of requests [first, first + count) as one part: a choice with one token, and one with `generated` of them that has ended
+ * where the request's number is odd. */
+static inline void make_states_of(const char *folder, int rank, int first, int count, int generated) {
     struct states_writer *writer;
     assert_ok(states_writer_create(folder, rank, &test_provenance, test_sections, 2, &writer));
     for (int i = first; i < first + count; i++) {
@@ -204,18 +205,29 @@ static inline void make_states(const char *folder, int rank, int first, int coun
         struct section_rows sections[2] = {{rows, i % 64}, {rows, 5}};
         int32_t top_ids[2] = {i, 9};
         float top_values[2] = {-1, -2};
-        struct first_token first_tokens[2] = {
-            {.id = i, .logprob = -0.5f, .top_logprobs = 2, .top_ids = top_ids, .top_values = top_values},
-            {.id = i + 1, .logprob = -1.5f}};
+        int32_t ids[3] = {i, i + 1, i + 2};
+        float logprobs[3] = {-0.5f, -1.5f, -2.5f};
+        struct saved_choice choices[2] = {{.token_count = 1,
+                                              .token_ids = ids,
+                                              .logprobs = logprobs,
+                                              .top_logprobs = 2,
+                                              .top_ids = top_ids,
+                                              .top_values = top_values},
+            {.sequence = i % 2 ? -1 : 1, .token_count = generated, .token_ids = ids, .logprobs = logprobs}};
+        struct saved_sequence sequences[2] = {{10 + i, sections}, {11 + i, sections}};
         struct state_record record = {.request = i,
-            .tokens = 10 + i,
-            .sections = sections,
+            .sequence_count = i % 2 ? 1 : 2,
+            .sequences = sequences,
             .choice_count = 2,
-            .first_tokens = first_tokens};
+            .choices = choices};
         assert_ok(states_writer_add(writer, &record));
     }
     assert_ok(states_writer_flush(writer));
     states_writer_free(writer);
+}
+
+static inline void make_states(const char *folder, int rank, int first, int count) {
+    make_states_of(folder, rank, first, count, 2);
 }
 
 enum { TEST_HIDDEN = 12, TEST_MOST_TOKENS = 8 };

@@ -1,22 +1,35 @@
 #include "campaign_files.h"
 
-static void check_record(const struct state_record *record, int i) {
+static void check_record(const struct state_record *record, int i, int generated) {
     assert_int_equal(record->request, i);
-    assert_int_equal(record->tokens, 10 + i);
-    assert_int_equal(record->sections[0].rows, i % 64);
-    assert_int_equal(record->sections[1].rows, 5);
-    const unsigned char *rows = record->sections[0].data, *window = record->sections[1].data;
-    for (size_t b = 0; b < (size_t)(i % 64) * 8; b++)
-        assert_int_equal(rows[b], (unsigned char)(b * 7 + (size_t)i));
-    for (size_t b = 0; b < 15; b++)
-        assert_int_equal(window[b], (unsigned char)(b * 7 + (size_t)i));
+    assert_int_equal(record->sequence_count, i % 2 ? 1 : 2);
+    for (int s = 0; s < record->sequence_count; s++) {
+        const struct section_rows *sections = record->sequences[s].sections;
+        assert_int_equal(record->sequences[s].tokens, 10 + s + i);
+        assert_int_equal(sections[0].rows, i % 64);
+        assert_int_equal(sections[1].rows, 5);
+        const unsigned char *rows = sections[0].data, *window = sections[1].data;
+        for (size_t b = 0; b < (size_t)(i % 64) * 8; b++)
+            assert_int_equal(rows[b], (unsigned char)(b * 7 + (size_t)i));
+        for (size_t b = 0; b < 15; b++)
+            assert_int_equal(window[b], (unsigned char)(b * 7 + (size_t)i));
+    }
     assert_int_equal(record->choice_count, 2);
-    assert_int_equal(record->first_tokens[0].id, i);
-    assert_int_equal(record->first_tokens[0].top_logprobs, 2);
-    assert_int_equal(record->first_tokens[0].top_ids[0], i);
-    assert_true(record->first_tokens[0].top_values[1] == -2);
-    assert_int_equal(record->first_tokens[1].id, i + 1);
-    assert_int_equal(record->first_tokens[1].top_logprobs, 0);
+    const struct saved_choice *first = &record->choices[0], *second = &record->choices[1];
+    assert_int_equal(first->sequence, 0);
+    assert_int_equal(first->token_count, 1);
+    assert_int_equal(first->token_ids[0], i);
+    assert_true(first->logprobs[0] == -0.5f);
+    assert_int_equal(first->top_logprobs, 2);
+    assert_int_equal(first->top_ids[0], i);
+    assert_true(first->top_values[1] == -2);
+    assert_int_equal(second->sequence, i % 2 ? -1 : 1);
+    assert_int_equal(second->token_count, generated);
+    for (int t = 0; t < generated; t++) {
+        assert_int_equal(second->token_ids[t], i + t);
+        assert_true(second->logprobs[t] == -0.5f - (float)t);
+    }
+    assert_int_equal(second->top_logprobs, 0);
 }
 
 static void round_trip(void **state) {
@@ -31,17 +44,36 @@ static void round_trip(void **state) {
     for (int i = 0; i < 120; i++) {
         int request = i * 7 % 120;
         assert_true(states_has(states, request));
-        assert_int_equal(states_length(states, request), 10 + request);
         assert_ok(states_read(states, request, &held[request]));
     }
     for (int i = 0; i < 120; i++) {
-        check_record(held[i], i);
+        check_record(held[i], i, 2);
         states_release(held[i]);
     }
     assert_false(states_has(states, 120));
     assert_false(states_has(states, -1));
     assert_false(states_has(states, 1000));
-    assert_int_equal(states_length(states, 150), 0);
+    states_close(states);
+    remove_folder(folder);
+}
+
+/* Of several states of a request the one that is farthest counts, wherever it stands. */
+static void farthest(void **state) {
+    (void)state;
+    char *folder = make_folder();
+    make_requests(folder, 10, 0);
+    make_states_of(folder, 0, 0, 10, 1);
+    make_states_of(folder, 2, 3, 3, 3);
+    make_states_of(folder, 1, 4, 4, 2);
+    static const int expected[10] = {1, 1, 1, 3, 3, 3, 2, 2, 1, 1};
+    struct states *states;
+    assert_ok(states_open(folder, 10, test_sections, 2, &states));
+    for (int i = 0; i < 10; i++) {
+        struct state_record *record;
+        assert_ok(states_read(states, i, &record));
+        check_record(record, i, expected[i]);
+        states_release(record);
+    }
     states_close(states);
     remove_folder(folder);
 }
@@ -94,6 +126,7 @@ static void other_sections(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(round_trip),
+        cmocka_unit_test(farthest),
         cmocka_unit_test(damaged_record),
         cmocka_unit_test(other_sections),
     };
