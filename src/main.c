@@ -1,4 +1,5 @@
 /* The command table. */
+#include "base/beacon.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/options.h"
@@ -216,8 +217,10 @@ static bool is_one_of(const char *word, const char *a, const char *b, const char
 
 static enum result run_command(int argc, char **argv) {
     for (int i = 0; i < COMMANDS; i++)
-        if (!strcmp(argv[0], commands[i].name))
+        if (!strcmp(argv[0], commands[i].name)) {
+            beacon_phase(commands[i].name);
             return commands[i].run(argc, argv);
+        }
     return unknown_command(argv[0]);
 }
 

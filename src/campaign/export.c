@@ -7,6 +7,7 @@
 #include "campaign/parts.h"
 #include "campaign/requests.h"
 #include "campaign/results_index.h"
+#include "cluster/watch.h"
 #include "recipe/tokenizer.h"
 
 #include <errno.h>    /* errno */
@@ -26,6 +27,7 @@ enum export_order { ORDER_INPUT, ORDER_COMPLETION };
 struct export_options {
     const char *campaign, *output, *errors, *model;
     int order;
+    int64_t deadline;
 };
 
 struct place {
@@ -514,7 +516,7 @@ static void export_free(struct export *export) {
 
 enum result command_export(int argc, char **argv) {
     static const char *const orders[] = {"input", "completion", NULL};
-    struct export_options values = {.order = ORDER_INPUT};
+    struct export_options values = {.order = ORDER_INPUT, .deadline = WATCH_DEFAULT_DEADLINE};
     const struct option options[] = {
         {.name = "campaign",
             .kind = OPTION_TEXT,
@@ -542,6 +544,13 @@ enum result command_export(int argc, char **argv) {
             .value = &values.model,
             .placeholder = "DIR",
             .help = "folder with the tokenizer (default: the one given to ingest)"},
+        {.name = "deadline",
+            .kind = OPTION_COUNT,
+            .value = &values.deadline,
+            .placeholder = "SECONDS",
+            .least = 1,
+            .most = 1 << 30,
+            .help = "longest wait on the file system before export is given up (default: 600)"},
         {0},
     };
     static const struct command_usage usage = {.name = "export",
@@ -551,12 +560,14 @@ enum result command_export(int argc, char **argv) {
     TRY(options_parse(&usage, options, argc, argv, NULL, &help_shown));
     if (help_shown)
         return OK;
+    watch_start((double)values.deadline, NULL, true);
     struct export export = {.options = &values, .spool = {.fd = -1}};
     char *output = values.output ? strdup(values.output) : path_join(values.campaign, "results.jsonl");
     char *errors = values.errors ? strdup(values.errors) : path_join(values.campaign, "errors.jsonl");
     enum result status = output && errors ? export_run(&export, output, errors)
                                           : fail(ERROR_MEMORY, "out of memory for a path");
     export_free(&export);
+    watch_stop();
     free(output);
     free(errors);
     return status;

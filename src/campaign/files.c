@@ -1,5 +1,7 @@
 #include "campaign/files.h"
 
+#include "base/beacon.h"
+
 #include <errno.h>  /* errno */
 #include <fcntl.h>  /* open, renameat2 */
 #include <limits.h> /* HOST_NAME_MAX */
@@ -63,8 +65,10 @@ enum result fail_output(const char *path, const char *action) {
 
 enum result write_fully(int fd, const void *data, size_t bytes, const char *path) {
     for (size_t done = 0; done < bytes;) {
-        size_t now = bytes - done < (size_t)1 << 30 ? bytes - done : (size_t)1 << 30;
+        size_t now = bytes - done < (size_t)1 << 26 ? bytes - done : (size_t)1 << 26;
+        beacon_file(path);
         ssize_t written = write(fd, (const char *)data + done, now);
+        beacon_file(NULL);
         if (written < 0 && errno == EINTR)
             continue;
         if (written <= 0) {
@@ -80,8 +84,10 @@ enum result write_fully(int fd, const void *data, size_t bytes, const char *path
 enum result read_fully(int fd, void *data, size_t bytes, int64_t offset, size_t *got, const char *path) {
     *got = 0;
     while (*got < bytes) {
-        size_t now = bytes - *got < (size_t)1 << 30 ? bytes - *got : (size_t)1 << 30;
+        size_t now = bytes - *got < (size_t)1 << 26 ? bytes - *got : (size_t)1 << 26;
+        beacon_file(path);
         ssize_t count = pread(fd, (char *)data + *got, now, offset + (int64_t)*got);
+        beacon_file(NULL);
         if (count < 0 && errno == EINTR)
             continue;
         if (count < 0)
@@ -130,10 +136,12 @@ enum result folder_flush(const char *path) {
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0)
         return fail_errno(ERROR_IO, "%s: cannot open the folder", path);
+    beacon_file(path);
     /* Some file systems have no fsync of folders (EINVAL) and need none. */
     int failed = fsync(fd) && errno != EINVAL && errno != EROFS && errno != ENOTSUP;
     int error = errno;
     close(fd);
+    beacon_file(NULL);
     errno = error;
     return failed ? fail_output(path, "flush the folder") : OK;
 }
@@ -173,7 +181,9 @@ enum result output_file_create(const char *path, struct output_file *file) {
         output_file_abandon(file);
         return fail(ERROR_MEMORY, "%s: out of memory for writing it", path);
     }
+    beacon_file(file->temporary);
     file->fd = open(file->temporary, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    beacon_file(NULL);
     if (file->fd < 0) {
         enum result status = fail_output(file->temporary, "create");
         output_file_abandon(file);
@@ -205,7 +215,10 @@ static enum result flush_and_close(struct output_file *file) {
     if (file->fd < 0)
         return OK;
     TRY(output_file_write_out(file));
-    if (fsync(file->fd))
+    beacon_file(file->temporary);
+    int failed = fsync(file->fd);
+    beacon_file(NULL);
+    if (failed)
         return fail_output(file->temporary, "flush to disk");
     int fd = file->fd;
     file->fd = -1;
@@ -225,8 +238,10 @@ enum result output_file_commit(struct output_file *file, bool replace, bool *tak
     enum result status = flush_and_close(file);
     if (status != OK)
         goto done;
+    beacon_file(file->path);
     int failed = replace ? rename(file->temporary, file->path)
                          : rename_without_overwriting(file->temporary, file->path);
+    beacon_file(NULL);
     if (failed && errno == EEXIST && !replace) {
         *taken = true;
         return OK;

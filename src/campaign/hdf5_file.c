@@ -1,5 +1,7 @@
 #include "campaign/hdf5_file.h"
 
+#include "base/beacon.h"
+
 #include <errno.h>  /* errno */
 #include <fcntl.h>  /* open */
 #include <limits.h> /* HOST_NAME_MAX */
@@ -208,7 +210,9 @@ enum result hdf5_create(const char *path, hid_t *file) {
     ignore_size_signal();
     hid_t access = access_properties();
     hid_t creation = creation_properties();
+    beacon_file(path);
     *file = hdf5_noted(H5Fcreate(path, H5F_ACC_TRUNC, creation, access));
+    beacon_file(NULL);
     H5Pclose(creation);
     H5Pclose(access);
     return *file >= 0 ? OK : hdf5_fail(ERROR_IO, path, "create", "");
@@ -216,7 +220,9 @@ enum result hdf5_create(const char *path, hid_t *file) {
 
 enum result hdf5_open(const char *path, hid_t *file) {
     hid_t access = access_properties();
+    beacon_file(path);
     *file = hdf5_noted(H5Fopen(path, H5F_ACC_RDONLY, access));
+    beacon_file(NULL);
     H5Pclose(access);
     return *file >= 0 ? OK : hdf5_fail(ERROR_INPUT, path, "open as HDF5", "");
 }
@@ -224,7 +230,12 @@ enum result hdf5_open(const char *path, hid_t *file) {
 enum result hdf5_close(hid_t *file, const char *path) {
     hid_t closing = *file;
     *file = H5I_INVALID_HID;
-    if (closing < 0 || H5Fclose(closing) >= 0)
+    if (closing < 0)
+        return OK;
+    beacon_file(path);
+    herr_t closed = H5Fclose(closing);
+    beacon_file(NULL);
+    if (closed >= 0)
         return OK;
     return hdf5_fail(ERROR_IO, path, "write", "(closing)");
 }
@@ -240,8 +251,10 @@ enum result hdf5_seal(const char *path, struct file_header *header) {
     header_format(header, block);
     lseek(fd, 0, SEEK_SET);
     TRY_GOTO(status, write_fully(fd, block, sizeof block, path), done);
+    beacon_file(path);
     if (fsync(fd))
         status = fail_output(path, "flush to disk");
+    beacon_file(NULL);
 done:
     if (close(fd) && status == OK)
         status = fail_output(path, "close");
@@ -480,9 +493,11 @@ enum result hdf5_read_rows(hid_t dataset, const char *path, const struct column 
     int dimensions = column_extents(count, row_values, extents);
     hid_t space = H5Dget_space(dataset), memory = H5Screate_simple(dimensions, extents, NULL);
     int64_t got = hdf5_noted(H5Sselect_hyperslab(space, H5S_SELECT_SET, start, NULL, extents, NULL));
+    beacon_file(path);
     if (got >= 0)
         got =
             hdf5_noted(H5Dread(dataset, column_memory_type(column->type), memory, space, H5P_DEFAULT, data));
+    beacon_file(NULL);
     H5Sclose(memory);
     H5Sclose(space);
     return got < 0 ? hdf5_fail(ERROR_INPUT, path, "read the dataset", column->name) : OK;

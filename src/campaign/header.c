@@ -1,5 +1,6 @@
 #include "campaign/header.h"
 
+#include "base/beacon.h"
 #include "campaign/files.h"
 
 #include <errno.h>  /* errno */
@@ -135,7 +136,9 @@ enum result header_verify(
 
 enum result header_verify_path(
     const char *path, const char *format, bool content, struct file_header *header) {
+    beacon_file(path);
     int fd = open(path, O_RDONLY | O_CLOEXEC);
+    beacon_file(NULL);
     if (fd < 0)
         return fail_errno(ERROR_IO, "%s: cannot open", path);
     posix_fadvise(fd, 0, 0, POSIX_FADV_SEQUENTIAL);

@@ -8,6 +8,7 @@
 #include "campaign/lines.h"
 #include "campaign/parts.h"
 #include "campaign/requests.h"
+#include "cluster/watch.h"
 #include "model/checkpoint.h"
 #include "recipe/refusal.h" /* copy_text */
 #include "recipe/request.h"
@@ -35,7 +36,7 @@ struct ingest_options {
     const char *model, *campaign, *image_root;
     bool strict, restart, toolkit;
     int on_duplicate;
-    int64_t seed, default_max_tokens;
+    int64_t seed, default_max_tokens, deadline;
 };
 
 struct code_count {
@@ -518,7 +519,7 @@ static void ingest_free(struct ingest *ingest) {
 
 enum result command_ingest(int argc, char **argv) {
     static const char *const duplicate_words[] = {"error", "error-line", NULL};
-    struct ingest_options values = {.on_duplicate = DUPLICATE_ERROR};
+    struct ingest_options values = {.on_duplicate = DUPLICATE_ERROR, .deadline = WATCH_DEFAULT_DEADLINE};
     const struct option options[] = {
         {.name = "input",
             .kind = OPTION_LIST,
@@ -579,6 +580,13 @@ enum result command_ingest(int argc, char **argv) {
             .kind = OPTION_FLAG,
             .value = &values.restart,
             .help = "replace the campaign's requests and remove all that was made of them"},
+        {.name = "deadline",
+            .kind = OPTION_COUNT,
+            .value = &values.deadline,
+            .placeholder = "SECONDS",
+            .least = 1,
+            .most = 1 << 30,
+            .help = "longest wait on the campaign's file system before ingest is given up (default: 600)"},
         {0},
     };
     static const struct command_usage usage = {.name = "ingest",
@@ -591,11 +599,13 @@ enum result command_ingest(int argc, char **argv) {
     enum result status = options_parse(&usage, options, argc, argv, NULL, &help_shown);
     if (status == OK && !help_shown) {
         signals_install();
+        watch_start((double)values.deadline, NULL, true);
         ingest = (struct ingest){.options = &values};
         status = ingest_run(&ingest);
         if (status != OK)
             show_progress(&ingest, true);
         ingest_free(&ingest);
+        watch_stop();
     }
     free(values.input.items);
     free(values.model_names.items);

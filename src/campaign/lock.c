@@ -1,5 +1,6 @@
 #include "campaign/lock.h"
 
+#include "base/beacon.h"
 #include "base/log.h"
 #include "campaign/files.h"
 
@@ -93,6 +94,7 @@ enum result lock_take(const char *campaign_folder, int *fd) {
     if (!path)
         return fail(ERROR_MEMORY, "out of memory for a path");
     enum result status = OK;
+    beacon_file(path); /* lock servers may not answer */
     int opened = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     if (opened < 0) {
         status = fail_output(path, "open the campaign's lock");
@@ -113,6 +115,7 @@ enum result lock_take(const char *campaign_folder, int *fd) {
             "the campaign %s was left locked by %s, which is gone: taking over", campaign_folder, text);
     status = write_holder(opened, path);
 done:
+    beacon_file(NULL);
     free(path);
     if (status != OK) {
         if (opened >= 0)

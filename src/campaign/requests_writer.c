@@ -1,5 +1,6 @@
 #include "campaign/requests.h"
 
+#include "base/beacon.h"
 #include "campaign/requests_columns.h"
 
 #include <stdio.h>  /* rename */
@@ -105,6 +106,7 @@ static enum result extend_dataset(struct stream *stream, const char *path, int c
     hid_t dataset = stream->datasets[column];
     hsize_t start = stream->rows[column], end = start + count;
     const void *values = table_values(&stream->table, column);
+    beacon_file(path);
     int64_t written = hdf5_noted(H5Dset_extent(dataset, &end));
     hid_t space = H5Dget_space(dataset), memory = H5Screate_simple(1, &count, NULL);
     if (written >= 0)
@@ -112,6 +114,7 @@ static enum result extend_dataset(struct stream *stream, const char *path, int c
     if (written >= 0)
         written = hdf5_noted(
             H5Dwrite(dataset, column_memory_type(about->type), memory, space, H5P_DEFAULT, values));
+    beacon_file(NULL);
     H5Sclose(memory);
     H5Sclose(space);
     if (written < 0)

@@ -1,9 +1,11 @@
 #include "cluster/collectives.h"
 
+#include "base/beacon.h"
 #include "base/buffer.h"
 #include "base/log.h"
 #include "base/stopwatch.h"
 #include "cluster/group.h"
+#include "cluster/watch.h"
 
 #include <limits.h>       /* INT_MAX */
 #include <sched.h>        /* sched_yield */
@@ -167,30 +169,61 @@ static bool read_notes(struct group *group) {
     }
 }
 
-/* Prints who waits for whom and ends the run. */
-static void give_up(const struct group *group, const char *what, double waited) {
+/* Appends the ranks of the group that have not come to this call and, from here, look like `sight`; returns how many. */
+static int32_t name_missing(const struct group *group, enum watch_sight wanted, struct buffer *text) {
     enum { MOST_NAMED = 8 };
-    struct buffer text = {0};
-    const struct group_member *self = &group->members[group->rank];
-    buffer_printf(&text, "rank %d on %s waited %.1f s in '%s' (call %lld of a group of %d ranks)",
-        self->world_rank, self->host, waited, what, (long long)group->calls, group->size);
-    int32_t missing = 0;
+    int32_t count = 0;
     for (int32_t r = 0; r < group->size; r++) {
+        const struct group_member *member = &group->members[r];
         if (r == group->rank || group->notes[r].call == group->calls)
             continue;
-        if (missing++ < MOST_NAMED)
-            buffer_printf(&text, "%srank %d on %s", missing == 1 ? "; no sign of " : ", ",
-                group->members[r].world_rank, group->members[r].host);
+        struct buffer sight = {0};
+        bool is_wanted = watch_describe(member->world_rank, member->host, &sight) == wanted;
+        if (is_wanted && count++ < MOST_NAMED) {
+            if (wanted == WATCH_UNSEEN && group->notes[r].what[0])
+                buffer_printf(&sight, "rank %d on %s, last heard of in '%s'", member->world_rank,
+                    member->host, group->notes[r].what);
+            else if (wanted == WATCH_UNSEEN)
+                buffer_printf(&sight, "rank %d on %s", member->world_rank, member->host);
+            buffer_printf(text, "%s%s", count == 1 ? "; no sign of " : ", ", sight.data);
+        }
+        buffer_free(&sight);
     }
-    if (missing > MOST_NAMED)
-        buffer_printf(&text, " and %d more", missing - MOST_NAMED);
-    if (!missing)
-        buffer_append_text(&text, "; all ranks have come, but their messages have not");
-    buffer_append_text(&text,
-        "; the run is aborted. Look at those ranks' own messages and hosts (stopped, out of memory, "
-        "a slow disk?), then run the same command again");
-    log_error("%s", text.data);
-    buffer_free(&text);
+    if (count > MOST_NAMED)
+        buffer_printf(text, " and %d more", count - MOST_NAMED);
+    return count;
+}
+
+/* Who did not come: first those that are gone or stopped, in this group or not, for others may only wait for them in turn. */
+static void name_culprits(const struct group *group, struct buffer *text) {
+    if (watch_describe_stuck(group->members[group->rank].host, text))
+        return;
+    if (name_missing(group, WATCH_BUSY, text) + name_missing(group, WATCH_UNSEEN, text) > 0)
+        return;
+    if (!name_missing(group, WATCH_WAITS, text))
+        buffer_append_text(text, "; all ranks have come, but their messages have not");
+}
+
+/* Prints who waits for whom and ends the run. */
+static _Noreturn void give_up(const struct group *group, const char *what, double waited) {
+    struct buffer text = {0};
+    char place[1024];
+    const struct group_member *self = &group->members[group->rank];
+    if (watch_speaks()) {
+        beacon_describe(beacon_own(), place, sizeof place);
+        buffer_printf(&text, "rank %d on %s waited %.1f s in '%s' (call %lld of a group of %d ranks; %s)",
+            self->world_rank, self->host, waited, what, (long long)group->calls, group->size, place);
+        name_culprits(group, &text);
+        log_error("%s; the run is aborted. Look at those ranks' own messages and hosts (stopped, out of "
+                  "memory, a slow "
+                  "disk?), then run the same command again",
+            text.data);
+        buffer_free(&text);
+    } else {
+        const struct timespec time = {.tv_sec = 1}; /* for the one that speaks, and then ends us all */
+        nanosleep(&time, NULL);
+    }
+    beacon_leave(BEACON_LEFT_ALONE);
     MPI_Abort(MPI_COMM_WORLD, ERROR_RANKS);
     _Exit(ERROR_RANKS);
 }
@@ -260,23 +293,30 @@ static double moving_time(struct moment begin, struct moment end) {
 
 /* group_wait without its times; *moving gets the seconds in which data moved. */
 static enum result wait_for_requests(struct group *group, const char *what, int32_t count, double *moving) {
-    double start = cluster_now();
+    const double most_counted =
+        1; /* of the time between two looks: more means that this process was stopped meanwhile */
+    double last = cluster_now(), waited = 0;
     bool told = false;
+    beacon_wait(what);
     for (int64_t step = 0;; step++) {
         struct moment begin = take_moment(group);
         TRY(test_requests(group, what, count));
         *moving += moving_time(begin, take_moment(group));
-        if (group->complete)
+        if (group->complete) {
+            beacon_wait(NULL);
             return OK;
+        }
         pause_step(group, step);
         if (step % 64)
             continue;
-        double waited = cluster_now() - start;
+        double now = cluster_now(), passed = now - last;
+        waited += passed < most_counted ? passed : most_counted;
+        last = now;
         if (waited > 0.05 && (read_notes(group) || waited > group->deadline / 2) && !told) {
             send_notes(group);
             told = true;
         }
-        if (waited > group->deadline)
+        if (waited > group->deadline || watch_lost() >= 0)
             give_up(group, what, waited);
     }
 }

@@ -2,10 +2,13 @@
  * collectives.c, which polls. */
 #include "cluster/ranks.h"
 
+#include "base/beacon.h"
 #include "base/log.h"
 #include "cluster/group.h"
 #include "cluster/layout.h"
+#include "cluster/processes.h"
 #include "cluster/quota.h"
+#include "cluster/watch.h"
 
 #include <errno.h> /* errno */
 #include <mpi.h>
@@ -18,8 +21,6 @@
 #include <sys/uio.h> /* process_vm_readv */
 #include <time.h>    /* clock_gettime */
 #include <unistd.h>  /* gethostname, getpid */
-
-enum { DEFAULT_DEADLINE = 600 };
 
 /* ---- builds with AddressSanitizer ---- */
 
@@ -60,6 +61,7 @@ struct watchdog {
     pthread_mutex_t lock;
     pthread_cond_t wake;
     bool running, stop;
+    bool at_end; /* of the run */
     const char *what, *host;
     int32_t seconds;
 };
@@ -77,18 +79,27 @@ static void *watchdog_main(void *argument) {
     pthread_mutex_unlock(&dog->lock);
     if (late) {
         /* MPI is in a call on another thread and must not be used: leaving makes the launcher end the other ranks. */
-        log_error("process %ld on %s waited %d s for %s: another rank did not come, or the network between "
-                  "them does "
-                  "not work; the run is aborted",
-            (long)getpid(), dog->host, dog->seconds, dog->what);
+        struct buffer missing = {0};
+        arrival_describe(&missing);
+        if (!watch_describe_stuck(dog->host, &missing) && dog->at_end)
+            watch_describe_late(dog->host, &missing);
+        if (watch_speaks())
+            log_error(
+                "process %ld on %s waited %d s for %s: another rank did not come, or the network between "
+                "them does not work%s; the run is aborted. Look at those ranks' own messages and hosts, then "
+                "run the same command again",
+                (long)getpid(), dog->host, dog->seconds, dog->what, missing.data ? missing.data : "");
+        buffer_free(&missing);
+        beacon_leave(BEACON_LEFT_ALONE);
         _exit(ERROR_RANKS);
     }
     return NULL;
 }
 
 /* Without a thread to spare the calls go unguarded. */
-static void watchdog_start(struct watchdog *dog, const char *what, const char *host, int32_t seconds) {
-    *dog = (struct watchdog){.what = what, .host = host, .seconds = seconds};
+static void watchdog_start(
+    struct watchdog *dog, const char *what, bool at_end, const char *host, int32_t seconds) {
+    *dog = (struct watchdog){.what = what, .at_end = at_end, .host = host, .seconds = seconds};
     pthread_condattr_t attributes;
     pthread_condattr_init(&attributes);
     pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
@@ -269,6 +280,26 @@ done:
 
 /* ---- start and end ---- */
 
+/* Lets the ranks of the node see each other without MPI. */
+static enum result share_watch(const struct node *node, int32_t world_rank) {
+    const char *what = "start: watchdog";
+    unsigned char own[WATCH_TICKET_BYTES];
+    unsigned char *all = calloc((size_t)node->count, WATCH_TICKET_BYTES);
+    if (!all)
+        return fail(ERROR_MEMORY, "out of memory for a watchdog of %d ranks", node->count);
+    watch_ticket(world_rank, node->rank, node->count, own);
+    enum result status = group_mpi(NULL, what,
+        MPI_Allgather(
+            own, WATCH_TICKET_BYTES, MPI_BYTE, all, WATCH_TICKET_BYTES, MPI_BYTE, node->communicator));
+    if (status == OK) {
+        watch_share(all);
+        status = group_mpi(NULL, what, MPI_Barrier(node->communicator));
+    }
+    watch_unticket();
+    free(all);
+    return status;
+}
+
 static enum result begin_mpi(const struct rank_options *options, struct ranks *ranks) {
     int provided;
     MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided); /* ends the process itself when it fails */
@@ -290,6 +321,7 @@ static enum result begin_mpi(const struct rank_options *options, struct ranks *r
 static enum result make_groups(const struct rank_options *options, struct node *node, struct ranks *ranks) {
     int32_t supernode_rank = 0;
     TRY(find_node(ranks->rank, node));
+    TRY(share_watch(node, ranks->rank));
     ranks->node_rank = node->rank;
     ranks->node_count = node->count;
     TRY(lay_out(options, node, ranks, &supernode_rank));
@@ -313,20 +345,24 @@ static enum result make_groups(const struct rank_options *options, struct node *
 enum result ranks_start(const struct rank_options *given, struct ranks *ranks) {
     struct rank_options options = *given;
     if (options.deadline_seconds <= 0)
-        options.deadline_seconds = DEFAULT_DEADLINE;
+        options.deadline_seconds = WATCH_DEFAULT_DEADLINE;
     *ranks = (struct ranks){.count = 1, .threads = 1, .supernodes = 1, .nodes = 1, .node_count = 1};
     if (gethostname(ranks->host, sizeof ranks->host - 1) != 0)
         snprintf(ranks->host, sizeof ranks->host, "unknown host");
     set_mpi_defaults();
     struct node node = {.communicator = MPI_COMM_NULL};
     struct watchdog dog;
-    watchdog_start(&dog, "the other ranks at the start of the run", ranks->host, options.deadline_seconds);
+    arrival_show();
+    watchdog_start(
+        &dog, "the other ranks at the start of the run", false, ranks->host, options.deadline_seconds);
     enum result status = begin_mpi(&options, ranks);
     if (status == OK)
         status = make_groups(&options, &node, ranks);
     if (node.communicator != MPI_COMM_NULL)
         MPI_Comm_free(&node.communicator);
     watchdog_stop(&dog);
+    arrival_hide();
+    watch_start(options.deadline_seconds, ranks->host, false);
     return status;
 }
 
@@ -344,16 +380,20 @@ void ranks_stop(struct ranks *ranks, enum result status) {
     MPI_Finalized(&ended);
     if (!started || ended)
         return;
+    watch_stop();
     if (!ranks_share(ranks, status)) {
+        beacon_leave(BEACON_LEFT_ALONE);
         MPI_Abort(MPI_COMM_WORLD, status);
         _exit(status);
     }
-    int32_t seconds = ranks->world ? (int32_t)ranks->world->deadline : DEFAULT_DEADLINE;
+    int32_t seconds = ranks->world ? (int32_t)ranks->world->deadline : WATCH_DEFAULT_DEADLINE;
     struct watchdog dog;
-    watchdog_start(&dog, "the other ranks at the end of the run", ranks->host, seconds);
+    watchdog_start(&dog, "the other ranks at the end of the run", true, ranks->host, seconds);
     group_free(ranks->supernode_group);
     group_free(ranks->world);
     ranks->world = ranks->supernode_group = NULL;
+    beacon_wait("end of the run");
+    beacon_leave(BEACON_LEFT_TOGETHER);
     MPI_Finalize();
     watchdog_stop(&dog);
 }

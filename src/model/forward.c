@@ -4,6 +4,7 @@
  * layers above run on the upper set: the same tokens, except that a prompt prefilled with a tail has only its last
  * `tail` tokens there, and only in the step that ends it.
  */
+#include "base/beacon.h"
 #include "base/stopwatch.h"
 #include "model/internals.h"
 
@@ -401,6 +402,7 @@ static void expand(struct model *model, const struct token_set *set) {
 /* Attention and experts of a layer whose window rows are written. A sublayer collapses the streams with the mix that the one
  * before it made, which is why each mix is taken before the streams change. */
 static enum result run_block(struct model *model, int32_t layer, const struct token_set *set) {
+    beacon_layer(layer);
     const struct model_config *c = model->config;
     const struct kernels *k = model->kernels;
     struct step_memory *m = &model->lane->step;
@@ -730,6 +732,7 @@ static enum result begin_step(
     TRY(check_spans(model, spans, count));
     enum work_part before = stopwatch_switch(WORK_SCHEDULING);
     model->lane = own;
+    beacon_step(beacon_own()->step + 1);
     memcpy(own->spans, spans, sizeof *spans * (size_t)count);
     own->span_count = count;
     own->in_flight = true;

@@ -1,4 +1,5 @@
 /* Placing a model's weights on this rank, and its memory. */
+#include "base/beacon.h"
 #include "base/log.h"
 #include "model/internals.h"
 #include "model/rotary.h"
@@ -66,6 +67,7 @@ static enum result place_matrix(struct model *model, const struct matrix *host, 
     if (k->shares_host_memory && model->options.mapped_weights)
         return k->place(k, host, NULL, placed);
     void *memory = NULL;
+    beacon_tick(); /* reading them may take long, on a cold disk */
     TRY(take_room(model, k->placed_bytes(k, host), &memory));
     TRY(k->place(k, host, memory, placed));
     checkpoint_forget_pages(host->values, matrix_value_bytes(host));

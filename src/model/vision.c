@@ -1,5 +1,6 @@
 #include "model/vision.h"
 
+#include "base/beacon.h"
 #include <math.h>   /* powf, INFINITY */
 #include <stdio.h>  /* snprintf */
 #include <stdlib.h> /* calloc, free */
@@ -309,6 +310,7 @@ MUST_CHECK enum result vision_encode(
     k->copy_in(vision->stream, m->input, patches,
         (size_t)tokens * 3 * (size_t)c->patch_size * (size_t)c->patch_size * sizeof(float));
     linear(vision, &vision->patch_embed, m->input, tokens, m->x);
+    beacon_step(beacon_own()->step + 1);
     for (int32_t i = 0; i < c->num_hidden_layers; i++)
         run_block(vision, &vision->blocks[i], rows, columns);
     k->rms_norm(vision->stream, m->x, tokens, c->hidden_size, vision->final_norm, VISION_NORM_EPS, m->x);

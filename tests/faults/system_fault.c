@@ -6,6 +6,12 @@
  *                           read-only    opening for writing, making folders, renaming and removing fail with EROFS
  *                           unreadable   opening fails with EACCES
  *                           unsynced     fsync fails with EIO
+ *                           write:N      the N-th write of this process there, and all later ones, fail with EIO
+ *                           stuck:N      the N-th write of this process there never returns
+ *                           unrenamed    renaming fails with EIO
+ *                           locks:NAME   locking fails with ENOLCK, ENOSYS, EAGAIN or EWOULDBLOCK
+ *                           late:MS      every tenth message of this process to another rank is sent that late (no path needed)
+ *     NOCTURNE_FAULT_RANK   only this rank of a launch is affected (default: all)
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -17,15 +23,24 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
+#include <time.h>
 #include <unistd.h>
 
-static atomic_llong written;
+static atomic_llong written, write_calls, messages;
+
+static bool is_other_rank(void) {
+    const char *wanted = getenv("NOCTURNE_FAULT_RANK"), *own = getenv("OMPI_COMM_WORLD_RANK");
+    if (own == NULL)
+        own = getenv("PMIX_RANK");
+    return wanted != NULL && own != NULL && strcmp(wanted, own) != 0;
+}
 
 static bool fault_is(const char *name) {
     const char *fault = getenv("NOCTURNE_FAULT");
-    return fault != NULL && strncmp(fault, name, strlen(name)) == 0;
+    return fault != NULL && strncmp(fault, name, strlen(name)) == 0 && !is_other_rank();
 }
 
 static bool below_fault_path(const char *path) {
@@ -88,8 +103,23 @@ static bool refuse_change(const char *path) {
     return true;
 }
 
+/* Whether this write fails; or it never comes back. */
+static bool refuse_write(int fd) {
+    bool fails = fault_is("write:"), sticks = fault_is("stuck:");
+    if ((!fails && !sticks) || !descriptor_below_fault_path(fd))
+        return false;
+    long long number = atomic_fetch_add(&write_calls, 1) + 1,
+              wanted = atoll(strchr(getenv("NOCTURNE_FAULT"), ':') + 1);
+    while (sticks && number == wanted)
+        pause();
+    errno = EIO;
+    return fails && number >= wanted;
+}
+
 /* How many of `bytes` may be written; 0 with errno set when the disk is full. */
 static size_t room(int fd, size_t bytes) {
+    if (refuse_write(fd))
+        return 0;
     if (bytes == 0 || !fault_is("full:") || !descriptor_below_fault_path(fd))
         return bytes;
     long long limit = atoll(getenv("NOCTURNE_FAULT") + strlen("full:"));
@@ -169,12 +199,19 @@ int unlink(const char *path) {
     return refuse_change(path) ? -1 : ((int (*)(const char *))next("unlink"))(path);
 }
 
+static bool refuse_rename(const char *path) {
+    if (!fault_is("unrenamed") || !below_fault_path(path))
+        return refuse_change(path);
+    errno = EIO;
+    return true;
+}
+
 int rename(const char *from, const char *to) {
-    return refuse_change(to) ? -1 : ((int (*)(const char *, const char *))next("rename"))(from, to);
+    return refuse_rename(to) ? -1 : ((int (*)(const char *, const char *))next("rename"))(from, to);
 }
 
 int renameat2(int from_folder, const char *from, int to_folder, const char *to, unsigned flags) {
-    if (refuse_change(to))
+    if (refuse_rename(to))
         return -1;
     return ((int (*)(int, const char *, int, const char *, unsigned))next("renameat2"))(
         from_folder, from, to_folder, to, flags);
@@ -193,4 +230,49 @@ int fsync(int fd) {
 
 int fdatasync(int fd) {
     return refuse_sync(fd) ? -1 : ((int (*)(int))next("fdatasync"))(fd);
+}
+
+static bool refuse_lock(int fd) {
+    static const struct {
+        const char *name;
+        int error;
+    } kinds[] = {{"locks:ENOLCK", ENOLCK}, {"locks:ENOSYS", ENOSYS}, {"locks:EAGAIN", EAGAIN}};
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+        if (fault_is(kinds[i].name) && descriptor_below_fault_path(fd)) {
+            errno = kinds[i].error;
+            return true;
+        }
+    return false;
+}
+
+int flock(int fd, int operation) {
+    return refuse_lock(fd) ? -1 : ((int (*)(int, int))next("flock"))(fd, operation);
+}
+
+#define FCNTL(name)                                                                                          \
+    int name(int fd, int command, ...) {                                                                     \
+        va_list arguments;                                                                                   \
+        va_start(arguments, command);                                                                        \
+        void *argument = va_arg(arguments, void *);                                                          \
+        va_end(arguments);                                                                                   \
+        bool locks = command == F_SETLK || command == F_SETLKW || command == F_OFD_SETLK ||                  \
+                     command == F_OFD_SETLKW || command == F_OFD_GETLK || command == F_GETLK;                \
+        if (locks && refuse_lock(fd))                                                                        \
+            return -1;                                                                                       \
+        return ((int (*)(int, int, ...))next(#name))(fd, command, argument);                                 \
+    }
+FCNTL(fcntl)
+FCNTL(fcntl64)
+
+/* MPI is called by its binary interface, without its header: this library is loaded into programs that know nothing of it, too. */
+int MPI_Isend(const void *data, int count, void *type, int to, int tag, void *communicator, void **request);
+int MPI_Isend(const void *data, int count, void *type, int to, int tag, void *communicator, void **request) {
+    if (fault_is("late:") && atomic_fetch_add(&messages, 1) % 10 == 9) {
+        long long milliseconds = atoll(getenv("NOCTURNE_FAULT") + strlen("late:"));
+        const struct timespec time = {
+            .tv_sec = milliseconds / 1000, .tv_nsec = milliseconds % 1000 * 1000000};
+        nanosleep(&time, NULL);
+    }
+    return ((int (*)(const void *, int, void *, int, int, void *, void **))next("MPI_Isend"))(
+        data, count, type, to, tag, communicator, request);
 }

@@ -19,17 +19,20 @@ expect() { # KIND CODE TEXT: a regular expression that one line must match
 
 mpirun=("$@")
 host=$(hostname)
-missing="rank [01] on $host waited 2\.[0-9]+ s in 'second barrier' \(call 2 of a group of 3 ranks\); no sign of rank 2 on $host;"
+missing="rank [01] on $host waited 2\.[0-9]+ s in 'second barrier' \(call 2 of a group of 3 ranks; [^)]*\)"
+seen="last seen [0-9]+ s ago in"
 
 quiet=$(timeout 30 "${mpirun[@]}" -n 3 "$program" behave 2>&1)
 if [[ $? != 0 || -n $quiet ]]; then
     echo "behave: an orderly run failed, or printed this: $quiet"
     failures=1
 fi
-expect sleep 7 "$missing"
-expect stop 7 "$missing"
-expect never-start 7 "process [0-9]+ on $host waited 2 s for the other ranks at the start"
-expect never-end 7 "process [0-9]+ on $host waited 2 s for the other ranks at the end"
+expect sleep 7 "$missing; no sign of rank 2 on $host \(process [0-9]+\) is alive, $seen"
+expect stop 7 "$missing; rank 2 on $host \(process [0-9]+\) is stopped \(by a signal or a debugger\), $seen"
+expect never-start 7 "process [0-9]+ on $host waited 2 s for the other ranks at the start of the run.*; not arrived: rank 2; the run"
+expect never-end 7 "process [0-9]+ on $host waited 2 s for the other ranks at the end of the run.*; no sign of rank 2"
+# mpirun makes the code when a rank exits with 0 before the end.
+expect leave 1 "rank 2 on $host \(process [0-9]+\) has gone without a word"
 expect fail-alone 4 'rank 2\]: error: the disk of rank 2 is full'
 expect agree 3 "rank 0\]: error: rank 2 on $host: a bad file"
 expect bad-supernode 2 'rank 0\]: error: --supernode 2: the run has 3 ranks'
