@@ -30,6 +30,9 @@ DEADLINE = 120.0
 
 MARK = "NOCTURNE_TEST_LAUNCH"
 
+# How ranks are started; {ranks} is their number. Another launcher: NOCTURNE_LAUNCHER="srun --mpi=pmix --overcommit -n {ranks}".
+LAUNCHER = os.environ.get("NOCTURNE_LAUNCHER", "mpirun --oversubscribe --bind-to none -n {ranks}")
+
 
 class Failure(Exception):
     """A test failed; the text says how."""
@@ -51,20 +54,20 @@ class Launch:
     """A running command: `arguments` of nocturne, on `ranks` MPI ranks, or without mpirun when ranks is None.
 
     Every process of the launch carries a mark in its environment, by which kill_all finds it wherever the launcher put
-    it. With `codes`, a folder, each rank's own exit code is written there and the launcher sees 0.
+    it. With `codes`, a folder, each rank's own exit code is written there and the launcher sees 0. `program`: a command that runs it.
     """
 
-    def __init__(self, arguments, ranks=None, extra_environment=None, codes=None):
+    def __init__(self, arguments, ranks=None, extra_environment=None, codes=None, program=(PROGRAM,)):
         self.mark = uuid.uuid4().hex
         self.arguments = [str(a) for a in arguments]
-        command = [PROGRAM, *self.arguments]
+        command = [*program, *self.arguments]
         if codes is not None:
             os.makedirs(codes, exist_ok=True)
             script = '"$@"; echo $? > "$CODES/$OMPI_COMM_WORLD_RANK"; exit 0'
             command = ["/bin/sh", "-c", script, "sh", *command]
             extra_environment = dict(extra_environment or {}, CODES=codes)
         if ranks is not None:
-            command = ["mpirun", "--oversubscribe", "--bind-to", "none", "-n", str(ranks), *command]
+            command = [*LAUNCHER.format(ranks=ranks).split(), *command]
         self.output_file = tempfile.TemporaryFile()
         self.started = time.monotonic()
         self.process = subprocess.Popen(
@@ -104,6 +107,27 @@ class Launch:
             except OSError:
                 continue
         return found
+
+    def process_of_rank(self, rank):
+        """The id of a rank's process, or None."""
+        for pid in self.rank_processes():
+            try:
+                with open(f"/proc/{pid}/environ", "rb") as file:
+                    variables = file.read().split(b"\0")
+            except OSError:
+                continue
+            if f"OMPI_COMM_WORLD_RANK={rank}".encode() in variables or f"PMIX_RANK={rank}".encode() in variables:
+                return pid
+        return None
+
+    def wait_for_text(self, text, deadline=30):
+        """Returns once the launch has printed `text`, or has ended; True when it runs."""
+        while text not in self.output():
+            if self.process.poll() is not None:
+                return False
+            check(time.monotonic() < self.started + deadline, f"'{text}' did not come within {deadline} s\n{self.output()}")
+            time.sleep(0.002)
+        return self.process.poll() is None
 
     def kill_all(self):
         """SIGKILL to every process of the launch, until none is left."""

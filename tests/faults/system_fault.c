@@ -10,6 +10,7 @@
  *                           stuck:N      the N-th write of this process there never returns
  *                           unrenamed    renaming fails with EIO
  *                           locks:NAME   locking fails with ENOLCK, ENOSYS, EAGAIN or EWOULDBLOCK
+ *                           exit:N       SIGUSR2 makes the process leave with exit code N (no path needed)
  *                           late:MS      every tenth message of this process to another rank is sent that late (no path needed)
  *     NOCTURNE_FAULT_RANK   only this rank of a launch is affected (default: all)
  */
@@ -17,6 +18,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -41,6 +43,16 @@ static bool is_other_rank(void) {
 static bool fault_is(const char *name) {
     const char *fault = getenv("NOCTURNE_FAULT");
     return fault != NULL && strncmp(fault, name, strlen(name)) == 0 && !is_other_rank();
+}
+
+static void leave(int signal_number) {
+    (void)signal_number;
+    _exit(atoi(getenv("NOCTURNE_FAULT") + strlen("exit:")));
+}
+
+__attribute__((constructor)) static void begin(void) {
+    if (fault_is("exit:"))
+        signal(SIGUSR2, leave);
 }
 
 static bool below_fault_path(const char *path) {
