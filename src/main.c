@@ -4,6 +4,7 @@
 #include "base/log.h"
 #include "base/options.h"
 #include "campaign/campaign.h"
+#include "campaign/check.h"
 #include "campaign/phases.h"
 #include "campaign/score.h"
 #include "cluster/topo.h"
@@ -38,6 +39,7 @@ static const struct command commands[] = {
     {"export", command_export, "answers -> results.jsonl, errors.jsonl and results.h5"},
     {"status", command_status, "how far a campaign is"},
     {"score", command_score, "log-probabilities of given texts (on ranks)"},
+    {"check", command_check, "whether a run would find what it needs (on ranks)"},
     {"tokenize", command_tokenize, "texts -> token ids"},
     {"detokenize", command_detokenize, "token ids -> texts"},
     {"render", command_render, "request bodies -> prompts, as the published toolkit makes them"},

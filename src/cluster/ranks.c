@@ -15,6 +15,7 @@
 #include <omp.h>     /* omp_set_num_threads */
 #include <pthread.h> /* the watchdog */
 #include <sched.h>   /* sched_getaffinity */
+#include <signal.h>  /* sigaction */
 #include <stdio.h>   /* snprintf, fprintf */
 #include <stdlib.h>  /* setenv, getenv */
 #include <string.h>  /* memcmp */
@@ -300,9 +301,23 @@ static enum result share_watch(const struct node *node, int32_t world_rank) {
     return status;
 }
 
-static enum result begin_mpi(const struct rank_options *options, struct ranks *ranks) {
+/* MPI_Init, without the crash handlers that Open MPI installs: they print a stack, for which they need memory, and wait for ever when
+ * the crash was in malloc. A rank that crashes shall go at once; the others of its node tell where it was. */
+static int init_mpi(void) {
+    static const int crashes[] = {SIGSEGV, SIGBUS, SIGFPE, SIGABRT};
+    enum { CRASHES = sizeof crashes / sizeof *crashes };
+    struct sigaction before[CRASHES];
     int provided;
+    for (int i = 0; i < CRASHES; i++)
+        sigaction(crashes[i], NULL, &before[i]);
     MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided); /* ends the process itself when it fails */
+    for (int i = 0; i < CRASHES; i++)
+        sigaction(crashes[i], &before[i], NULL);
+    return provided;
+}
+
+static enum result begin_mpi(const struct rank_options *options, struct ranks *ranks) {
+    int provided = init_mpi();
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
     MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN);
     TRY(group_mpi(NULL, "start", MPI_Comm_rank(MPI_COMM_WORLD, &ranks->rank)));
