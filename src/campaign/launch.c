@@ -5,10 +5,11 @@
 #include "base/signals.h"
 #include "cluster/collectives.h"
 #include "cluster/devices.h"
+#include "cluster/quota.h"
 #include "model/sequence.h" /* model_blocks */
 
-#include <stdio.h>  /* snprintf, fopen */
-#include <stdlib.h> /* calloc, strtoll */
+#include <stdio.h>  /* snprintf */
+#include <stdlib.h> /* calloc */
 #include <string.h> /* memset, strcmp */
 #include <unistd.h> /* sysconf */
 
@@ -68,24 +69,10 @@ void launch_option_rows(struct launch_options *options, struct option *row) {
     memcpy(row, rows, sizeof rows);
 }
 
-/* The limit of a control group (Slurm sets one for a job), or `most`. */
-static int64_t control_group_limit(const char *path, int64_t most) {
-    char text[64] = "";
-    FILE *file = fopen(path, "r");
-    if (!file)
-        return most;
-    if (!fgets(text, sizeof text, file))
-        text[0] = '\0';
-    fclose(file);
-    char *end;
-    long long limit = strtoll(text, &end, 10);
-    return end != text && limit > 0 && limit < most ? limit : most;
-}
-
 int64_t machine_memory(void) {
-    int64_t bytes = (int64_t)sysconf(_SC_PHYS_PAGES) * (int64_t)sysconf(_SC_PAGESIZE);
-    bytes = control_group_limit("/sys/fs/cgroup/memory.max", bytes);
-    return control_group_limit("/sys/fs/cgroup/memory/memory.limit_in_bytes", bytes);
+    int64_t bytes = (int64_t)sysconf(_SC_PHYS_PAGES) * (int64_t)sysconf(_SC_PAGESIZE),
+            limit = memory_limit("");
+    return limit < bytes ? limit : bytes;
 }
 
 enum result launch_begin(const struct launch_options *options, struct launch *launch) {

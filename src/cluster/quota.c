@@ -51,21 +51,25 @@ static int32_t limit_version_1(const char *root) {
     return cores_of(quota, period);
 }
 
-/* The path of this process's group below /sys/fs/cgroup: the line "0::/path" of /proc/self/cgroup. */
-static void own_group(const char *root, char *group, int bytes) {
+/* The path of this process's group: what follows `begin` ("0::/", or ":memory:/" in version 1) in its line of /proc/self/cgroup, with the
+ * slash. */
+static void own_group(const char *root, const char *begin, char *group, int bytes) {
     char path[PATH_BYTES];
     group[0] = '\0';
     snprintf(path, sizeof path, "%s/proc/self/cgroup", root);
     FILE *file = fopen(path, "r");
     if (!file)
         return;
-    while (fgets(group, bytes, file))
-        if (strncmp(group, "0::/", 4) == 0) {
-            memmove(group, group + 3, strlen(group + 3) + 1);
+    while (fgets(group, bytes, file)) {
+        const char *at = strstr(group, begin);
+        if (at && (at == group || begin[0] == ':')) {
+            at += strlen(begin) - 1;
+            memmove(group, at, strlen(at) + 1);
             group[strcspn(group, "\n")] = '\0';
             fclose(file);
             return;
         }
+    }
     fclose(file);
     group[0] = '\0';
 }
@@ -73,7 +77,7 @@ static void own_group(const char *root, char *group, int bytes) {
 int32_t processor_quota(const char *root) {
     char group[PATH_BYTES / 2], folder[PATH_BYTES];
     int32_t limit = limit_version_1(root);
-    own_group(root, group, sizeof group);
+    own_group(root, "0::/", group, sizeof group);
     /* Every group above this one limits it as well. */
     for (;;) {
         snprintf(folder, sizeof folder, "%.1500s/sys/fs/cgroup%s", root, group);
@@ -83,4 +87,34 @@ int32_t processor_quota(const char *root) {
             return limit;
         *slash = '\0';
     }
+}
+
+static int64_t read_bytes(const char *path) {
+    char line[128];
+    long long bytes = 0;
+    if (!read_line(path, line, sizeof line) || sscanf(line, "%lld", &bytes) != 1 || bytes <= 0)
+        return INT64_MAX;
+    return bytes;
+}
+
+/* The least limit in a group and all above it. */
+static int64_t least_limit(const char *root, const char *folder, const char *begin, const char *name) {
+    char group[PATH_BYTES / 2], path[PATH_BYTES];
+    int64_t least = INT64_MAX;
+    own_group(root, begin, group, sizeof group);
+    for (;;) {
+        snprintf(path, sizeof path, "%.500s%s%.1500s/%s", root, folder, group, name);
+        int64_t limit = read_bytes(path);
+        least = limit < least ? limit : least;
+        char *slash = strrchr(group, '/');
+        if (!slash)
+            return least;
+        *slash = '\0';
+    }
+}
+
+int64_t memory_limit(const char *root) {
+    int64_t now = least_limit(root, "/sys/fs/cgroup", "0::/", "memory.max");
+    int64_t old = least_limit(root, "/sys/fs/cgroup/memory", ":memory:/", "memory.limit_in_bytes");
+    return now < old ? now : old;
 }

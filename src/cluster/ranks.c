@@ -161,6 +161,7 @@ static void set_mpi_defaults(void) {
     /* One rank: no network to look for, and no socket below a TMPDIR whose path may be too long for one. */
     setenv("OMPI_MCA_pml", "ob1", keep);
     setenv("OMPI_MCA_btl", "self", keep);
+    setenv("OMPI_MCA_ess_singleton_isolated", "1", keep); /* nor a daemon beside it */
     const char *temporary = getenv("TMPDIR");
     if (temporary && strlen(temporary) > 60)
         setenv("OMPI_MCA_orte_tmpdir_base", "/tmp", keep);

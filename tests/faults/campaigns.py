@@ -4,16 +4,19 @@ reading a campaign's answers so that two campaigns can be compared.
 The environment gives NOCTURNE_PROGRAM (the program) and NOCTURNE_SOURCE (the source folder).
 """
 
+import base64
 import glob
 import json
 import os
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
 import time
 import uuid
+import zlib
 
 import h5py
 import numpy as np
@@ -217,6 +220,18 @@ def small_requests(max_tokens=24, repeat=1):
     return text
 
 
+def picture(width, height, seed):
+    """A picture of its own, as a data URL."""
+    row = b"\0" + bytes((seed * 5 + i) % 256 for i in range(3 * width))
+
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    data = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(row * height)) + chunk(b"IEND", b"")
+    return "data:image/png;base64," + base64.b64encode(data).decode()
+
+
 def write_lines(path, lines):
     with open(path, "w", encoding="utf-8") as file:
         file.writelines(line + "\n" for line in lines)
@@ -267,6 +282,19 @@ def answers(campaign):
     missing = [custom_id for custom_id in ids if custom_id not in found]
     check(not missing, f"{campaign}: no result for {', '.join(missing)}")
     return found
+
+
+def lost_and_doubled(campaign):
+    """How many requests have no result, and how many results there are beyond one for each request."""
+    with h5py.File(os.path.join(campaign, "requests.h5"), "r") as file:
+        total = len(text_list(file, "custom_id"))
+    records = [int(request) for path in parts(campaign, "results") for request in records_of(path)]
+    return total - len(set(records)), len(records) - len(set(records))
+
+
+def records_of(path):
+    with h5py.File(path, "r") as file:
+        return file["request"][()]
 
 
 def compare(found, expected, what):

@@ -6,16 +6,13 @@ launch (processes, shared memory, temporary files), and the same commands then e
 FAULT_LIBRARY is the library built from system_fault.c. NOCTURNE_LAUNCHER says how ranks are started (campaigns.py).
 """
 
-import base64
 import glob
 import json
 import os
 import signal
 import socket
-import struct
 import sys
 import time
-import zlib
 
 import campaigns
 from campaigns import DONE, IO, RANKS, Launch, answers, check, chat, compare, fresh_copy, ingest, run
@@ -41,22 +38,9 @@ def requests():
     """Enough work that a phase is still at it when a rank ends."""
     lines = [json.loads(line) for line in campaigns.small_requests(80, 30) if "cut off" not in line]
     for number in range(48):
-        content = [{"type": "text", "text": f"Define {number}. "}, {"type": "image_url", "image_url": {"url": picture(number)}}]
+        content = [{"type": "text", "text": f"Define {number}. "}, {"type": "image_url", "image_url": {"url": campaigns.picture(500 + number, 400, number)}}]
         lines.append(chat(f"image-{number}", content, temperature=0, max_tokens=8))
     return [json.dumps(line) for line in lines]
-
-
-def picture(number):
-    """A picture of its own."""
-    width, height = 500 + number, 400
-    row = b"\0" + bytes((number * 5 + i) % 256 for i in range(3 * width))
-
-    def chunk(kind, data):
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    data = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(row * height)) + chunk(b"IEND", b"")
-    return "data:image/png;base64," + base64.b64encode(data).decode()
 
 
 class Template:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 
 import campaigns
-from campaigns import DONE, INPUT, IO, Failure, Launch, answers, check, compare, exported, fresh_copy, ingest, run, run_each
+from campaigns import CONFLICT, DONE, INPUT, IO, Failure, Launch, answers, check, compare, exported, fresh_copy, ingest, run, run_each
 
 RANKS = 3
 PHASES = ("ingest", "prefill", "decode", "run", "export")
@@ -126,6 +126,56 @@ def unsynced(folder):
         template.completes(phase, campaign, f"{phase}, fsync fails")
 
 
+def failing_writes(folder):
+    """The first, the second and a later write fails, and all after it; or no file can take its final name."""
+    template = Template(folder)
+    for phase in PHASES:
+        for kind in ("write:1", "write:2", f"write:{random.Random(phase).randrange(3, 12)}", "unrenamed"):
+            campaign = template.copy(phase)
+            what = f"{phase}, {kind}"
+            environment = fault(kind, campaign)
+            launch = Launch(template.arguments(phase, campaign), ranks_of(phase), environment)
+            code = launch.wait()
+            output = launch.output()
+            # A phase that writes less often than that ends well.
+            check(code == IO or (code == DONE and kind not in ("write:1", "unrenamed")), f"{what}: exit {code}\n{output}")
+            if code == IO:
+                check("Input/output error" in output and campaign in output, f"{what}: unclear message\n{output}")
+            template.completes(phase, campaign, what)
+
+
+def locks(folder):
+    """File systems without locks: the text of the lock decides. A lock that another one holds: conflict."""
+    template = Template(folder)
+    for phase in ("ingest", "prefill", "run"):
+        for name in ("ENOLCK", "ENOSYS"):
+            campaign = template.copy(phase)
+            template.do(phase, campaign, extra_environment=fault("locks:" + name, campaign))
+            template.completes(phase, campaign, f"{phase}, {name}")
+        campaign = template.copy(phase)
+        output = template.fails(phase, campaign, CONFLICT, fault("locks:EAGAIN", campaign))
+        check("is in use by" in output and campaign in output, f"{phase}: unclear message\n{output}")
+        template.completes(phase, campaign, f"{phase}, EAGAIN")
+    campaign = template.copy("run")
+    holder = "host elsewhere\npid 12\njob 345\nstarted 2026-01-01T00:00:00Z\n"
+    with open(os.path.join(campaign, "lock"), "w", encoding="ascii") as file:
+        file.write(holder)
+    output = template.fails("run", campaign, CONFLICT, fault("locks:ENOLCK", campaign))
+    check("process 12 on host elsewhere, job 345" in output and "remove its file 'lock'" in output, output)
+    os.remove(os.path.join(campaign, "lock"))
+    template.completes("run", campaign, "lock removed")
+
+
+def late_messages(folder):
+    """Messages that arrive late, of one rank and of all, change nothing."""
+    template = Template(folder)
+    for phase in ("prefill", "decode", "run"):
+        for extra in ({}, {"NOCTURNE_FAULT_RANK": "1"}):
+            campaign = template.copy(phase)
+            template.do(phase, campaign, extra_environment={**fault("late:5,40", campaign), **extra})
+            template.completes(phase, campaign, f"{phase}, late messages")
+
+
 def file_size_limit(folder):
     """A limit on file sizes (ulimit -f) is an error with a message, not a death by SIGXFSZ."""
     template = Template(folder)
@@ -206,7 +256,18 @@ def checkpoint(folder):
 
 
 TESTS = {
-    test.__name__: test for test in (full_disk, read_only, unsynced, file_size_limit, small_file_system, checkpoint)
+    test.__name__: test
+    for test in (
+        full_disk,
+        read_only,
+        unsynced,
+        failing_writes,
+        locks,
+        late_messages,
+        file_size_limit,
+        small_file_system,
+        checkpoint,
+    )
 }
 
 if __name__ == "__main__":

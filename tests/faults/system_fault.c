@@ -6,12 +6,15 @@
  *                           read-only    opening for writing, making folders, renaming and removing fail with EROFS
  *                           unreadable   opening fails with EACCES
  *                           unsynced     fsync fails with EIO
+ *                           unread       reading (pread) fails with EIO
+ *                           ages         files there have the time of the year 2000
+ *                           clock:S      the clock of the day is S seconds ahead (no path needed)
  *                           write:N      the N-th write of this process there, and all later ones, fail with EIO
  *                           stuck:N      the N-th write of this process there never returns
  *                           unrenamed    renaming fails with EIO
  *                           locks:NAME   locking fails with ENOLCK, ENOSYS, EAGAIN or EWOULDBLOCK
  *                           exit:N       SIGUSR2 makes the process leave with exit code N (no path needed)
- *                           late:MS      every tenth message of this process to another rank is sent that late (no path needed)
+ *                           late:MS,N    every N-th (10) message of this process to another rank is sent that late (no path needed)
  *     NOCTURNE_FAULT_RANK   only this rank of a launch is affected (default: all)
  */
 #include <dlfcn.h>
@@ -196,6 +199,31 @@ ssize_t write(int fd, const void *data, size_t bytes) {
 PWRITE(pwrite, off_t)
 PWRITE(pwrite64, off64_t)
 
+#define PREAD(name, offset_type)                                                                             \
+    ssize_t name(int fd, void *data, size_t bytes, offset_type offset) {                                     \
+        if (fault_is("unread") && descriptor_below_fault_path(fd)) {                                         \
+            errno = EIO;                                                                                     \
+            return -1;                                                                                       \
+        }                                                                                                    \
+        return ((ssize_t(*)(int, void *, size_t, offset_type))next(#name))(fd, data, bytes, offset);         \
+    }
+PREAD(pread, off_t)
+PREAD(pread64, off64_t)
+
+int clock_gettime(clockid_t clock, struct timespec *now) {
+    int code = ((int (*)(clockid_t, struct timespec *))next("clock_gettime"))(clock, now);
+    if (code == 0 && clock == CLOCK_REALTIME && fault_is("clock:"))
+        now->tv_sec += atoll(getenv("NOCTURNE_FAULT") + strlen("clock:"));
+    return code;
+}
+
+int stat(const char *path, struct stat *found) {
+    int code = ((int (*)(const char *, struct stat *))next("stat"))(path, found);
+    if (code == 0 && fault_is("ages") && below_fault_path(path))
+        found->st_mtime = 946684800;
+    return code;
+}
+
 ssize_t writev(int fd, const struct iovec *pieces, int count) {
     for (int i = 0; i < count; i++)
         if (pieces[i].iov_len > 0)
@@ -279,11 +307,14 @@ FCNTL(fcntl64)
 /* MPI is called by its binary interface, without its header: this library is loaded into programs that know nothing of it, too. */
 int MPI_Isend(const void *data, int count, void *type, int to, int tag, void *communicator, void **request);
 int MPI_Isend(const void *data, int count, void *type, int to, int tag, void *communicator, void **request) {
-    if (fault_is("late:") && atomic_fetch_add(&messages, 1) % 10 == 9) {
-        long long milliseconds = atoll(getenv("NOCTURNE_FAULT") + strlen("late:"));
+    if (fault_is("late:")) {
+        char *rest;
+        long long milliseconds = strtoll(getenv("NOCTURNE_FAULT") + strlen("late:"), &rest, 10);
+        long long every = *rest == ',' ? atoll(rest + 1) : 10;
         const struct timespec time = {
             .tv_sec = milliseconds / 1000, .tv_nsec = milliseconds % 1000 * 1000000};
-        nanosleep(&time, NULL);
+        if (atomic_fetch_add(&messages, 1) % every == every - 1)
+            nanosleep(&time, NULL);
     }
     return ((int (*)(const void *, int, void *, int, int, void *, void **))next("MPI_Isend"))(
         data, count, type, to, tag, communicator, request);

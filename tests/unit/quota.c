@@ -77,7 +77,27 @@ static void quotas(void **state) {
     assert_int_equal(remove(root), 0);
 }
 
+static void memory(void **state) {
+    (void)state;
+    clean();
+    assert_true(memory_limit(root) == INT64_MAX);
+    put("/proc/self/cgroup", "4:memory:/slurm/job_9\n0::/a/b\n");
+    put("/sys/fs/cgroup/memory.max", "max\n");
+    assert_true(memory_limit(root) == INT64_MAX);
+    put("/sys/fs/cgroup/a/memory.max", "5000\n");
+    put("/sys/fs/cgroup/a/b/memory.max", "6000\n");
+    assert_int_equal(memory_limit(root), 5000);
+    put("/sys/fs/cgroup/memory/slurm/job_9/memory.limit_in_bytes", "4000\n");
+    assert_int_equal(memory_limit(root), 4000);
+    put("/sys/fs/cgroup/memory/memory.limit_in_bytes", "3000\n");
+    assert_int_equal(memory_limit(root), 3000);
+    put("/sys/fs/cgroup/memory/memory.limit_in_bytes", "-5\n");
+    assert_int_equal(memory_limit(root), 4000);
+    clean();
+    assert_int_equal(remove(root), 0);
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(quotas)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(quotas), cmocka_unit_test(memory)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
