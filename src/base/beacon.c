@@ -74,15 +74,15 @@ void beacon_leave(enum beacon_left how) {
 }
 
 void beacon_describe(const struct beacon *of, char *text, size_t capacity) {
-    int used = snprintf(text, capacity, "%.*s", BEACON_PHASE_BYTES, of->phase[0] ? of->phase : "start");
-    if (of->step > 0 && used < (int)capacity)
-        used += snprintf(text + used, capacity - (size_t)used, ", step %lld", (long long)of->step);
-    if (of->step > 0 && of->layer >= 0 && used < (int)capacity)
-        used += snprintf(text + used, capacity - (size_t)used, ", layer %d", of->layer);
-    if (of->in_file && used < (int)capacity)
-        used +=
-            snprintf(text + used, capacity - (size_t)used, ", at the file %.*s", BEACON_FILE_BYTES, of->file);
-    else if (of->waits && used < (int)capacity)
-        used += snprintf(
-            text + used, capacity - (size_t)used, ", waiting in '%.*s'", BEACON_WAIT_BYTES, of->wait);
+    char step[32] = "", layer[32] = "", place[BEACON_FILE_BYTES + 32] = "";
+    if (of->step > 0)
+        snprintf(step, sizeof step, ", step %lld", (long long)of->step);
+    if (of->step > 0 && of->layer >= 0)
+        snprintf(layer, sizeof layer, ", layer %d", of->layer);
+    if (of->in_file)
+        snprintf(place, sizeof place, ", at the file %.*s", BEACON_FILE_BYTES, of->file);
+    else if (of->waits)
+        snprintf(place, sizeof place, ", waiting in '%.*s'", BEACON_WAIT_BYTES, of->wait);
+    snprintf(text, capacity, "%.*s%s%s%s", BEACON_PHASE_BYTES, of->phase[0] ? of->phase : "start", step,
+        layer, place);
 }

@@ -85,33 +85,39 @@ struct check {
 /* ---- rows ---- */
 
 static void set_row(struct check_row *row, enum check_verdict verdict, enum result code, const char *remedy,
-    const char *format, va_list arguments) {
+    const char *found) {
     if (!row->empty && row->verdict > (int32_t)verdict)
         return;
     *row = (struct check_row){.verdict = (int32_t)verdict, .code = (int32_t)code};
-    vsnprintf(row->found, sizeof row->found, format, arguments);
+    snprintf(row->found, sizeof row->found, "%s", found);
     snprintf(row->remedy, sizeof row->remedy, "%s", remedy);
 }
 
 void check_pass(struct check_row *row, const char *format, ...) {
+    char found[CHECK_FOUND_BYTES];
     va_list arguments;
     va_start(arguments, format);
-    set_row(row, CHECK_PASS, OK, "", format, arguments);
+    vsnprintf(found, sizeof found, format, arguments);
     va_end(arguments);
+    set_row(row, CHECK_PASS, OK, "", found);
 }
 
 void check_warn(struct check_row *row, const char *remedy, const char *format, ...) {
+    char found[CHECK_FOUND_BYTES];
     va_list arguments;
     va_start(arguments, format);
-    set_row(row, CHECK_WARN, OK, remedy, format, arguments);
+    vsnprintf(found, sizeof found, format, arguments);
     va_end(arguments);
+    set_row(row, CHECK_WARN, OK, remedy, found);
 }
 
 void check_fail(struct check_row *row, enum result code, const char *remedy, const char *format, ...) {
+    char found[CHECK_FOUND_BYTES];
     va_list arguments;
     va_start(arguments, format);
-    set_row(row, CHECK_FAIL, code, remedy, format, arguments);
+    vsnprintf(found, sizeof found, format, arguments);
     va_end(arguments);
+    set_row(row, CHECK_FAIL, code, remedy, found);
 }
 
 void check_failure(struct check_row *row, enum result status, const char *remedy) {
@@ -332,9 +338,12 @@ static enum result check_shards(struct check *check) {
     int64_t most[2] = {shards, -shards};
     TRY(group_max(check->launch.ranks.world, "check: shards", most, 2));
     uint64_t *digests = calloc((size_t)shards + 1, sizeof *digests);
-    TRY(ranks_agree(
-        check->launch.ranks.world, digests ? OK : fail(ERROR_MEMORY, "out of memory for hashes")));
-    enum result status = OK;
+    enum result status =
+        ranks_agree(check->launch.ranks.world, digests ? OK : fail(ERROR_MEMORY, "out of memory for hashes"));
+    if (status != OK || !digests) {
+        free(digests);
+        return status;
+    }
     int32_t count = 0;
     char text[17] = "";
     if (!check->launch.checkpoint)
@@ -401,7 +410,7 @@ static void check_memory(struct check *check) {
         else
             dense += stays_mapped ? 0 : (double)tensor->bytes;
     }
-    double weights = o->mapped_weights ? 0 : dense + experts / (ranks->count / ranks->supernodes);
+    double weights = o->mapped_weights ? 0 : dense + experts * ranks->supernodes / ranks->count;
     double kv = o->kv_memory ? (double)o->kv_memory : machine / 4 / ranks->node_count;
     double need = (weights + kv) * ranks->node_count;
     const char *remedy = "give the job more memory or nodes, more ranks in a supernode, a lower --kv-memory, "
@@ -508,15 +517,16 @@ static enum result check_clock(struct check *check) {
     struct check_row *row = &check->rows[ROW_CLOCK];
     const char *remedy = "set the clocks of all nodes by NTP (chrony)";
     double *ahead = calloc((size_t)ranks->count, sizeof *ahead), worst = 0;
-    TRY(ranks_agree(
-        ranks->world, ahead ? OK : fail(ERROR_MEMORY, "out of memory for %d clocks", ranks->count)));
-    enum result status = clocks_compare(ranks, ahead);
+    enum result status = ranks_agree(
+        ranks->world, ahead ? OK : fail(ERROR_MEMORY, "out of memory for %d clocks", ranks->count));
+    if (status == OK && ahead)
+        status = clocks_compare(ranks, ahead);
     int32_t who = 0;
     struct timespec now = {0};
     clock_gettime(CLOCK_REALTIME, &now);
     if (now.tv_sec < EARLIEST)
         check_fail(row, ERROR_IO, remedy, "this node's clock says it is before 2026");
-    for (int32_t r = 0; r < ranks->count; r++)
+    for (int32_t r = 0; ahead && r < ranks->count; r++)
         if (fabs(ahead[r]) > worst) {
             worst = fabs(ahead[r]);
             who = r;

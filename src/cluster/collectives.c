@@ -220,8 +220,11 @@ static _Noreturn void give_up(const struct group *group, const char *what, doubl
             text.data);
         buffer_free(&text);
     } else {
-        const struct timespec time = {.tv_sec = 1}; /* for the one that speaks, and then ends us all */
+        /* The one that speaks ends us all. A second MPI_Abort at that time has made mpirun crash. */
+        const struct timespec time = {.tv_sec = 5};
         nanosleep(&time, NULL);
+        beacon_leave(BEACON_LEFT_ALONE);
+        _Exit(ERROR_RANKS);
     }
     beacon_leave(BEACON_LEFT_ALONE);
     MPI_Abort(MPI_COMM_WORLD, ERROR_RANKS);

@@ -156,11 +156,11 @@ enum result links_measure(const struct ranks *ranks, struct links *links) {
     char *memory = calloc(1, STREAM_BYTES);
     enum result status = ranks_agree(ranks->world,
         list && found && memory ? OK : fail(ERROR_MEMORY, "out of memory to measure links between nodes"));
-    if (status == OK && links->within_node)
+    if (status == OK && list && links->within_node)
         list[1] = ranks->count - 1;
-    else if (status == OK)
+    else if (status == OK && list)
         status = find_leaders(ranks, list);
-    if (status == OK)
+    if (status == OK && list && found)
         status = play_rounds(ranks, list, count, found, &found_count, memory);
     if (status == OK)
         status = gather_links(ranks, found, found_count, links);
