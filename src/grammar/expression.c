@@ -1,0 +1,747 @@
+#include "grammar/expression.h"
+
+#include <stdlib.h> /* calloc, realloc, free, qsort */
+#include <string.h> /* memcpy, memset, memcmp */
+
+enum kind { NOTHING, EMPTY, BYTES, CONCATENATION, EITHER, BOTH, COMPLEMENT, REPEAT, MULTIPLE };
+
+enum liveness { UNKNOWN, ALIVE, DEAD };
+
+/* `a`, `b`: operands, or numbers of MULTIPLE; lists of EITHER and BOTH lie in `lists` from `a`, `b` long; the
+ * set of BYTES is `sets[a]`. */
+struct node {
+    uint8_t kind, nullable, liveness;
+    bool plain; /* no BOTH, COMPLEMENT or MULTIPLE within: not empty unless it is NOTHING */
+    uint32_t a, b;
+    int32_t least, most;
+    uint32_t partition; /* of the bytes into those with equal derivatives; 0: not known yet */
+    uint32_t row;       /* place in `rows` of the derivatives of the partition's classes, +1; 0: none */
+    uint32_t next;      /* of the same hash */
+};
+
+struct partition {
+    uint8_t class_of[256];
+    uint32_t classes;
+    uint32_t next;
+};
+
+struct pool {
+    void *data;
+    size_t count, capacity, item;
+};
+
+struct expressions {
+    struct pool nodes, lists, sets, partitions, rows;
+    uint32_t *buckets, *partition_buckets;
+    size_t bucket_count, partition_bucket_count;
+    enum result failure;
+    const char *why;
+    bool exploring; /* rows of dead ends are being found out */
+};
+
+static struct node *node_at(const struct expressions *e, uint32_t a) {
+    return (struct node *)e->nodes.data + a;
+}
+
+static uint32_t *list_at(const struct expressions *e, uint32_t place) {
+    return (uint32_t *)e->lists.data + place;
+}
+
+static uint32_t *row_at(const struct expressions *e, uint32_t place) {
+    return (uint32_t *)e->rows.data + place;
+}
+
+static struct partition *partition_at(const struct expressions *e, uint32_t place) {
+    return (struct partition *)e->partitions.data + place;
+}
+
+static uint32_t failed(struct expressions *e, enum result failure, const char *why) {
+    if (e->failure == OK) {
+        e->failure = failure;
+        e->why = why;
+    }
+    return EXPRESSION_FAILED;
+}
+
+/* The place of `count` new items, zeroed, or SIZE_MAX. */
+static size_t pool_add(struct expressions *e, struct pool *pool, size_t count) {
+    if (pool->count + count > pool->capacity) {
+        size_t capacity = pool->capacity ? pool->capacity * 2 : 64;
+        while (capacity < pool->count + count)
+            capacity *= 2;
+        void *data = realloc(pool->data, capacity * pool->item);
+        if (!data) {
+            (void)failed(e, ERROR_MEMORY, "no memory for a grammar");
+            return SIZE_MAX;
+        }
+        pool->data = data;
+        pool->capacity = capacity;
+    }
+    size_t place = pool->count;
+    memset((char *)pool->data + place * pool->item, 0, count * pool->item);
+    pool->count += count;
+    return place;
+}
+
+/* ---- equal nodes are one node ---- */
+
+static uint64_t mix(uint64_t hash, uint64_t value) {
+    hash = (hash ^ value) * 0x9E3779B97F4A7C15u;
+    return hash ^ hash >> 29;
+}
+
+static uint64_t hash_words(uint64_t hash, const uint32_t *words, size_t count) {
+    for (size_t i = 0; i < count; i++)
+        hash = mix(hash, words[i]);
+    return hash;
+}
+
+static uint64_t hash_node(const struct expressions *e, const struct node *node) {
+    uint64_t hash = mix(node->kind, (uint64_t)(uint32_t)node->least << 32 | (uint32_t)node->most);
+    if (node->kind == EITHER || node->kind == BOTH)
+        return hash_words(hash, list_at(e, node->a), node->b);
+    if (node->kind == BYTES) {
+        const struct byte_set *set = (const struct byte_set *)e->sets.data + node->a;
+        for (int i = 0; i < 4; i++)
+            hash = mix(hash, set->words[i]);
+        return hash;
+    }
+    return mix(hash, (uint64_t)node->a << 32 | node->b);
+}
+
+static bool equal_nodes(const struct expressions *e, const struct node *a, const struct node *b) {
+    if (a->kind != b->kind || a->least != b->least || a->most != b->most)
+        return false;
+    if (a->kind == EITHER || a->kind == BOTH)
+        return a->b == b->b && !memcmp(list_at(e, a->a), list_at(e, b->a), a->b * sizeof(uint32_t));
+    if (a->kind == BYTES) {
+        const struct byte_set *sets = e->sets.data;
+        return !memcmp(&sets[a->a], &sets[b->a], sizeof *sets);
+    }
+    return a->a == b->a && a->b == b->b;
+}
+
+static bool grow_buckets(struct expressions *e) {
+    size_t count = e->bucket_count ? e->bucket_count * 2 : 256;
+    uint32_t *buckets = malloc(count * sizeof *buckets);
+    if (!buckets) {
+        (void)failed(e, ERROR_MEMORY, "no memory for a grammar");
+        return false;
+    }
+    memset(buckets, 0xFF, count * sizeof *buckets);
+    for (uint32_t i = 0; i < e->nodes.count; i++) {
+        struct node *node = node_at(e, i);
+        uint32_t *bucket = &buckets[hash_node(e, node) & (count - 1)];
+        node->next = *bucket;
+        *bucket = i;
+    }
+    free(e->buckets);
+    e->buckets = buckets;
+    e->bucket_count = count;
+    return true;
+}
+
+/* The number of a node equal to `wanted`. What `wanted` alone brought along (a list, a set) was the last
+ * added and goes again when such a node is there already. */
+static uint32_t intern(struct expressions *e, const struct node *wanted) {
+    if (e->failure != OK)
+        return EXPRESSION_FAILED;
+    if (e->nodes.count >= e->bucket_count && !grow_buckets(e))
+        return EXPRESSION_FAILED;
+    uint64_t hash = hash_node(e, wanted);
+    for (uint32_t i = e->buckets[hash & (e->bucket_count - 1)]; i != UINT32_MAX; i = node_at(e, i)->next) {
+        if (!equal_nodes(e, node_at(e, i), wanted))
+            continue;
+        if (wanted->kind == EITHER || wanted->kind == BOTH)
+            e->lists.count -= wanted->b;
+        else if (wanted->kind == BYTES)
+            e->sets.count--;
+        return i;
+    }
+    if (e->nodes.count >= EXPRESSIONS_LIMIT)
+        return failed(e, ERROR_INPUT, "the grammar is too large: limit of expressions exceeded");
+    size_t place = pool_add(e, &e->nodes, 1);
+    if (place == SIZE_MAX)
+        return EXPRESSION_FAILED;
+    uint32_t *bucket = &e->buckets[hash & (e->bucket_count - 1)];
+    *node_at(e, (uint32_t)place) = *wanted;
+    node_at(e, (uint32_t)place)->next = *bucket;
+    *bucket = (uint32_t)place;
+    return (uint32_t)place;
+}
+
+/* ---- life ---- */
+
+enum result expressions_create(struct expressions **expressions) {
+    struct expressions *e = calloc(1, sizeof *e);
+    *expressions = e;
+    if (!e)
+        return fail(ERROR_MEMORY, "no memory for a grammar");
+    e->nodes.item = sizeof(struct node);
+    e->lists.item = e->rows.item = sizeof(uint32_t);
+    e->sets.item = sizeof(struct byte_set);
+    e->partitions.item = sizeof(struct partition);
+    (void)intern(e, &(struct node){.kind = NOTHING, .plain = true, .liveness = DEAD});
+    (void)intern(e, &(struct node){.kind = EMPTY, .plain = true, .nullable = 1, .liveness = ALIVE});
+    if (pool_add(e, &e->partitions, 2) == SIZE_MAX)
+        return expressions_check(e);
+    partition_at(e, 1)->classes = 1; /* all bytes alike; number 0 means "not known" */
+    return expressions_check(e);
+}
+
+void expressions_free(struct expressions *e) {
+    if (!e)
+        return;
+    free(e->nodes.data);
+    free(e->lists.data);
+    free(e->sets.data);
+    free(e->partitions.data);
+    free(e->rows.data);
+    free(e->buckets);
+    free(e->partition_buckets);
+    free(e);
+}
+
+enum result expressions_check(const struct expressions *e) {
+    return e->failure == OK ? OK : fail(e->failure, "%s", e->why);
+}
+
+size_t expressions_bytes(const struct expressions *e) {
+    const struct pool *pools[] = {&e->nodes, &e->lists, &e->sets, &e->partitions, &e->rows};
+    size_t bytes = sizeof *e + (e->bucket_count + e->partition_bucket_count) * sizeof(uint32_t);
+    for (size_t i = 0; i < sizeof pools / sizeof *pools; i++)
+        bytes += pools[i]->capacity * pools[i]->item;
+    return bytes;
+}
+
+/* ---- builders ---- */
+
+uint32_t expression_nothing(struct expressions *e) {
+    (void)e;
+    return EXPRESSION_NOTHING;
+}
+
+uint32_t expression_empty(struct expressions *e) {
+    (void)e;
+    return EXPRESSION_EMPTY;
+}
+
+uint32_t expression_byte_set(struct expressions *e, const struct byte_set *set) {
+    if (!(set->words[0] | set->words[1] | set->words[2] | set->words[3]))
+        return EXPRESSION_NOTHING;
+    size_t place = pool_add(e, &e->sets, 1);
+    if (place == SIZE_MAX)
+        return EXPRESSION_FAILED;
+    ((struct byte_set *)e->sets.data)[place] = *set;
+    return intern(e, &(struct node){.kind = BYTES, .plain = true, .liveness = ALIVE, .a = (uint32_t)place});
+}
+
+static uint32_t byte_range(struct expressions *e, unsigned first, unsigned last) {
+    struct byte_set set = {{0}};
+    for (unsigned byte = first; byte <= last; byte++)
+        set.words[byte >> 6] |= (uint64_t)1 << (byte & 63);
+    return expression_byte_set(e, &set);
+}
+
+uint32_t expression_byte(struct expressions *e, unsigned char byte) {
+    return byte_range(e, byte, byte);
+}
+
+uint32_t expression_concatenate(struct expressions *e, uint32_t a, uint32_t b) {
+    if (a == EXPRESSION_FAILED || b == EXPRESSION_FAILED)
+        return EXPRESSION_FAILED;
+    if (a == EXPRESSION_NOTHING || b == EXPRESSION_NOTHING)
+        return EXPRESSION_NOTHING;
+    if (a == EXPRESSION_EMPTY)
+        return b;
+    if (b == EXPRESSION_EMPTY)
+        return a;
+    const struct node *first = node_at(e, a);
+    if (first->kind == CONCATENATION) { /* to the right, so that equal languages meet more often */
+        uint32_t head = first->a, tail = first->b;
+        return expression_concatenate(e, head, expression_concatenate(e, tail, b));
+    }
+    const struct node *second = node_at(e, b);
+    struct node node = {.kind = CONCATENATION, .a = a, .b = b};
+    node.nullable = first->nullable && second->nullable;
+    node.plain = first->plain && second->plain;
+    return intern(e, &node);
+}
+
+static int compare_numbers(const void *a, const void *b) {
+    uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+    return (x > y) - (x < y);
+}
+
+/* Appends `a`, or the members of `a` when it is a list of the same kind, to the list being made. */
+static bool add_operand(struct expressions *e, enum kind kind, uint32_t a) {
+    const struct node *node = node_at(e, a);
+    uint32_t count = node->kind == kind ? node->b : 1, from = node->a;
+    size_t place = pool_add(e, &e->lists, count);
+    if (place == SIZE_MAX)
+        return false;
+    if (node->kind == kind)
+        memcpy(list_at(e, (uint32_t)place), list_at(e, from), count * sizeof(uint32_t));
+    else
+        *list_at(e, (uint32_t)place) = a;
+    return true;
+}
+
+/* Joins the sets of bytes among the operands: of many alternatives, most are such. */
+static void join_sets(struct expressions *e, size_t start) {
+    struct byte_set joined = {{0}};
+    size_t kept = start, found = 0;
+    uint32_t *lists = e->lists.data;
+    for (size_t i = start; i < e->lists.count; i++) {
+        const struct node *node = node_at(e, lists[i]);
+        if (node->kind != BYTES) {
+            lists[kept++] = lists[i];
+            continue;
+        }
+        found++;
+        for (int w = 0; w < 4; w++)
+            joined.words[w] |= ((const struct byte_set *)e->sets.data)[node->a].words[w];
+    }
+    if (found < 2)
+        return;
+    e->lists.count = kept;
+    uint32_t set = expression_byte_set(e, &joined);
+    if (set != EXPRESSION_FAILED)
+        (void)add_operand(e, EITHER, set);
+}
+
+static uint32_t finish_list(struct expressions *e, enum kind kind, size_t start) {
+    uint32_t neutral = kind == EITHER ? EXPRESSION_NOTHING : EXPRESSION_FAILED;
+    uint32_t *list = list_at(e, (uint32_t)start);
+    size_t count = e->lists.count - start, kept = 0;
+    qsort(list, count, sizeof *list, compare_numbers);
+    struct node node = {.kind = (uint8_t)kind, .a = (uint32_t)start, .plain = kind == EITHER};
+    node.nullable = kind == BOTH;
+    bool nothing = false;
+    for (size_t i = 0; i < count; i++) {
+        if ((kept && list[kept - 1] == list[i]) || list[i] == neutral)
+            continue;
+        const struct node *member = node_at(e, list[i]);
+        nothing = nothing || list[i] == EXPRESSION_NOTHING;
+        node.nullable =
+            kind == EITHER ? node.nullable || member->nullable : node.nullable && member->nullable;
+        node.plain = node.plain && member->plain;
+        list[kept++] = list[i];
+    }
+    if (kept == 0 || (kind == BOTH && nothing)) {
+        e->lists.count = start;
+        return EXPRESSION_NOTHING;
+    }
+    if (kept == 1) {
+        uint32_t only = list[0];
+        e->lists.count = start;
+        return only;
+    }
+    e->lists.count = start + kept;
+    node.b = (uint32_t)kept;
+    return intern(e, &node);
+}
+
+static uint32_t build_list(struct expressions *e, enum kind kind, const uint32_t *list, size_t count) {
+    if (e->failure != OK)
+        return EXPRESSION_FAILED;
+    size_t start = e->lists.count;
+    for (size_t i = 0; i < count; i++)
+        if (list[i] == EXPRESSION_FAILED || !add_operand(e, kind, list[i]))
+            return EXPRESSION_FAILED;
+    if (kind == EITHER)
+        join_sets(e, start);
+    return e->failure == OK ? finish_list(e, kind, start) : EXPRESSION_FAILED;
+}
+
+uint32_t expression_either(struct expressions *e, const uint32_t *list, size_t count) {
+    return build_list(e, EITHER, list, count);
+}
+
+uint32_t expression_both(struct expressions *e, const uint32_t *list, size_t count) {
+    return build_list(e, BOTH, list, count);
+}
+
+uint32_t expression_complement(struct expressions *e, uint32_t a) {
+    if (a == EXPRESSION_FAILED)
+        return a;
+    const struct node *node = node_at(e, a);
+    if (node->kind == COMPLEMENT)
+        return node->a;
+    return intern(e, &(struct node){.kind = COMPLEMENT, .a = a, .nullable = !node->nullable});
+}
+
+uint32_t expression_repeat(struct expressions *e, uint32_t a, int32_t least, int32_t most) {
+    if (a == EXPRESSION_FAILED)
+        return a;
+    if (most == 0 || a == EXPRESSION_EMPTY)
+        return EXPRESSION_EMPTY;
+    if (a == EXPRESSION_NOTHING)
+        return least > 0 ? EXPRESSION_NOTHING : EXPRESSION_EMPTY;
+    if (least == 1 && most == 1)
+        return a;
+    const struct node *node = node_at(e, a);
+    if (node->nullable)
+        least = 0;
+    if (node->kind == REPEAT && node->least == 0 && node->most == -1)
+        return a; /* (x*){n,m} */
+    struct node repeat = {.kind = REPEAT, .a = a, .least = least, .most = most, .plain = node->plain};
+    repeat.nullable = least == 0;
+    return intern(e, &repeat);
+}
+
+uint32_t expression_literal(struct expressions *e, const char *bytes, size_t count) {
+    uint32_t literal = EXPRESSION_EMPTY;
+    for (size_t i = count; i > 0; i--)
+        literal = expression_concatenate(e, expression_byte(e, (unsigned char)bytes[i - 1]), literal);
+    return literal;
+}
+
+uint32_t expression_multiple(struct expressions *e, uint32_t modulus, uint32_t remainder) {
+    struct node node = {.kind = MULTIPLE, .a = modulus, .b = remainder % modulus};
+    node.nullable = node.b == 0;
+    return intern(e, &node);
+}
+
+/* ---- characters ---- */
+
+/* Characters first..last of one UTF-8 length, of which the low `bits` are still to be said: the same lead
+ * bytes are said once, whole blocks as ranges of bytes. */
+static uint32_t continuation(struct expressions *e, uint32_t first, uint32_t last, unsigned bits) {
+    if (bits == 0)
+        return EXPRESSION_EMPTY;
+    uint32_t block = (uint32_t)1 << (bits - 6), mask = block - 1, alternatives[3];
+    size_t count = 0;
+    while (first <= last && count < 3) {
+        uint32_t lead = first >> (bits - 6), end = last >> (bits - 6), to;
+        if ((first & mask) || lead == end)
+            to = lead == end ? last : first | mask;
+        else
+            to = (last & mask) == mask ? last : (end << (bits - 6)) - 1;
+        if ((first & mask) == 0 && lead == end && (last & mask) == mask)
+            to = last;
+        uint32_t bytes = byte_range(e, 0x80 | lead, 0x80 | to >> (bits - 6));
+        alternatives[count++] =
+            expression_concatenate(e, bytes, continuation(e, first & mask, to & mask, bits - 6));
+        first = to + 1;
+    }
+    return expression_either(e, alternatives, count);
+}
+
+static uint32_t characters_of_length(struct expressions *e, uint32_t first, uint32_t last, unsigned length) {
+    static const unsigned marks[] = {0, 0, 0xC0, 0xE0, 0xF0};
+    unsigned bits = 6 * (length - 1);
+    uint32_t block = (uint32_t)1 << bits, mask = block - 1, result = EXPRESSION_NOTHING;
+    for (uint32_t from = first; from <= last;) {
+        uint32_t lead = from >> bits, end = last >> bits, to;
+        if ((from & mask) || lead == end)
+            to = lead == end ? last : from | mask;
+        else
+            to = (last & mask) == mask ? last : (end << bits) - 1;
+        uint32_t pair[] = {
+            result, expression_concatenate(e, byte_range(e, marks[length] | lead, marks[length] | to >> bits),
+                        continuation(e, from & mask, to & mask, bits))};
+        result = expression_either(e, pair, 2);
+        from = to + 1;
+    }
+    return result;
+}
+
+static uint32_t character_range(struct expressions *e, uint32_t first, uint32_t last) {
+    static const struct {
+        uint32_t first, last;
+        unsigned length;
+    } parts[] = {
+        {0, 0x7F, 1}, {0x80, 0x7FF, 2}, {0x800, 0xD7FF, 3}, {0xE000, 0xFFFF, 3}, {0x10000, 0x10FFFF, 4}};
+    uint32_t found[5];
+    size_t count = 0;
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        uint32_t from = first > parts[i].first ? first : parts[i].first;
+        uint32_t to = last < parts[i].last ? last : parts[i].last;
+        if (from > to)
+            continue;
+        found[count++] = parts[i].length == 1 ? byte_range(e, from, to)
+                                              : characters_of_length(e, from, to, parts[i].length);
+    }
+    return expression_either(e, found, count);
+}
+
+uint32_t expression_code_points(struct expressions *e, const struct code_range *ranges, size_t count) {
+    uint32_t result = EXPRESSION_NOTHING;
+    for (size_t i = 0; i < count; i++) {
+        uint32_t pair[] = {result, character_range(e, ranges[i].first, ranges[i].last)};
+        result = expression_either(e, pair, 2);
+    }
+    return result;
+}
+
+uint32_t expression_any_utf8(struct expressions *e) {
+    return expression_repeat(e, character_range(e, 0, 0x10FFFF), 0, -1);
+}
+
+/* ---- partitions of the bytes ---- */
+
+static uint32_t intern_partition(struct expressions *e, const struct partition *wanted) {
+    if (e->partitions.count >= e->partition_bucket_count) {
+        size_t count = e->partition_bucket_count ? e->partition_bucket_count * 2 : 64;
+        uint32_t *buckets = calloc(count, sizeof *buckets);
+        if (!buckets) {
+            (void)failed(e, ERROR_MEMORY, "no memory for a grammar");
+            return 1;
+        }
+        free(e->partition_buckets);
+        e->partition_buckets = buckets;
+        e->partition_bucket_count = count;
+        for (uint32_t i = 1; i < e->partitions.count; i++) {
+            struct partition *p = partition_at(e, i);
+            uint64_t hash = hash_words(0, (const uint32_t *)(const void *)p->class_of, 64);
+            p->next = buckets[hash & (count - 1)];
+            buckets[hash & (count - 1)] = i;
+        }
+    }
+    uint64_t hash = hash_words(0, (const uint32_t *)(const void *)wanted->class_of, 64);
+    uint32_t *bucket = &e->partition_buckets[hash & (e->partition_bucket_count - 1)];
+    for (uint32_t i = *bucket; i; i = partition_at(e, i)->next)
+        if (!memcmp(partition_at(e, i)->class_of, wanted->class_of, 256))
+            return i;
+    size_t place = pool_add(e, &e->partitions, 1);
+    if (place == SIZE_MAX)
+        return 1;
+    *partition_at(e, (uint32_t)place) = *wanted;
+    partition_at(e, (uint32_t)place)->next = *bucket;
+    *bucket = (uint32_t)place;
+    return (uint32_t)place;
+}
+
+/* The coarsest partition that both refine; classes are numbered by first byte, so that equal ones meet. */
+static uint32_t meet(struct expressions *e, uint32_t a, uint32_t b) {
+    if (a == b || b == 1)
+        return a;
+    if (a == 1)
+        return b;
+    const struct partition *x = partition_at(e, a), *y = partition_at(e, b);
+    struct partition met = {.classes = 0};
+    uint16_t pairs[256];
+    for (unsigned byte = 0; byte < 256; byte++) {
+        uint16_t pair = (uint16_t)(x->class_of[byte] << 8 | y->class_of[byte]);
+        uint32_t class = 0;
+        while (class < met.classes && pairs[class] != pair)
+            class ++;
+        if (class == met.classes)
+            pairs[met.classes++] = pair;
+        met.class_of[byte] = (uint8_t) class;
+    }
+    return intern_partition(e, &met);
+}
+
+static bool in_set(const struct expressions *e, uint32_t set, unsigned byte) {
+    return ((const struct byte_set *)e->sets.data)[set].words[byte >> 6] >> (byte & 63) & 1;
+}
+
+static uint32_t partition_of(struct expressions *e, uint32_t a);
+
+static uint32_t fresh_partition(struct expressions *e, const struct node *node) {
+    struct partition made = {.classes = 2};
+    uint32_t all = 1;
+    switch ((enum kind)node->kind) {
+    case NOTHING:
+    case EMPTY:
+        return 1;
+    case BYTES:
+        for (unsigned byte = 0; byte < 256; byte++)
+            made.class_of[byte] = in_set(e, node->a, byte) != in_set(e, node->a, 0);
+        return memchr(made.class_of, 1, 256) ? intern_partition(e, &made) : 1;
+    case MULTIPLE:
+        for (unsigned byte = 0; byte < 256; byte++)
+            made.class_of[byte] = byte >= '0' && byte <= '9' ? (uint8_t)(byte - '0' + 2) : byte == '.';
+        made.classes = 12;
+        return intern_partition(e, &made);
+    case CONCATENATION:
+        all = partition_of(e, node->a);
+        return node_at(e, node->a)->nullable ? meet(e, all, partition_of(e, node->b)) : all;
+    case EITHER:
+    case BOTH:
+        for (uint32_t i = 0; i < node->b; i++)
+            all = meet(e, all, partition_of(e, list_at(e, node->a)[i]));
+        return all;
+    case COMPLEMENT:
+    case REPEAT:
+        return partition_of(e, node->a);
+    }
+    return 1;
+}
+
+static uint32_t partition_of(struct expressions *e, uint32_t a) {
+    struct node node = *node_at(e, a);
+    if (node.partition)
+        return node.partition;
+    uint32_t partition = fresh_partition(e, &node);
+    node_at(e, a)->partition = partition;
+    return partition;
+}
+
+/* ---- derivatives ---- */
+
+static uint32_t raw_derivative(struct expressions *e, uint32_t a, unsigned byte);
+
+static uint32_t derive_list(struct expressions *e, const struct node *node, unsigned byte) {
+    uint32_t few[64], *derived = few, result = EXPRESSION_FAILED;
+    if (node->b > 64)
+        derived = malloc(node->b * sizeof *derived);
+    if (!derived)
+        return failed(e, ERROR_MEMORY, "no memory for a grammar");
+    for (uint32_t i = 0; i < node->b; i++)
+        derived[i] = raw_derivative(e, list_at(e, node->a)[i], byte);
+    result = build_list(e, (enum kind)node->kind, derived, node->b);
+    if (derived != few)
+        free(derived);
+    return result;
+}
+
+static uint32_t derive_repeat(struct expressions *e, const struct node *node, unsigned byte) {
+    uint32_t head = raw_derivative(e, node->a, byte);
+    if (head == EXPRESSION_NOTHING || head == EXPRESSION_FAILED)
+        return head;
+    int32_t least = node->least > 0 ? node->least - 1 : 0,
+            most = node->most > 0 ? node->most - 1 : node->most;
+    return expression_concatenate(e, head, expression_repeat(e, node->a, least, most));
+}
+
+static uint32_t derive(struct expressions *e, const struct node *node, unsigned byte) {
+    switch ((enum kind)node->kind) {
+    case NOTHING:
+    case EMPTY:
+        return EXPRESSION_NOTHING;
+    case BYTES:
+        return in_set(e, node->a, byte) ? EXPRESSION_EMPTY : EXPRESSION_NOTHING;
+    case CONCATENATION: {
+        uint32_t head = expression_concatenate(e, raw_derivative(e, node->a, byte), node->b);
+        if (head == EXPRESSION_FAILED || !node_at(e, node->a)->nullable)
+            return head;
+        uint32_t pair[] = {head, raw_derivative(e, node->b, byte)};
+        return expression_either(e, pair, 2);
+    }
+    case EITHER:
+    case BOTH:
+        return derive_list(e, node, byte);
+    case COMPLEMENT:
+        return expression_complement(e, raw_derivative(e, node->a, byte));
+    case REPEAT:
+        return derive_repeat(e, node, byte);
+    case MULTIPLE:
+        if (byte == '.')
+            return expression_multiple(e, node->a, node->b);
+        if (byte < '0' || byte > '9')
+            return EXPRESSION_NOTHING;
+        return expression_multiple(e, node->a, (uint32_t)(((uint64_t)node->b * 10 + (byte - '0')) % node->a));
+    }
+    return EXPRESSION_NOTHING;
+}
+
+/* The derivatives of all classes of bytes of `a`, made on first use. */
+static uint32_t *derivatives(struct expressions *e, uint32_t a) {
+    struct node node = *node_at(e, a);
+    if (node.row)
+        return row_at(e, node.row - 1);
+    uint32_t partition = partition_of(e, a), classes = partition_at(e, partition)->classes;
+    size_t row = pool_add(e, &e->rows, classes);
+    if (row == SIZE_MAX)
+        return NULL;
+    for (uint32_t class = 0; class < classes; class ++) {
+        const uint8_t *first = memchr(partition_at(e, partition)->class_of, (int)class, 256);
+        unsigned byte = first ? (unsigned)(first - partition_at(e, partition)->class_of) : 0;
+        uint32_t derived = derive(e, &node, byte);
+        if (derived == EXPRESSION_FAILED)
+            return NULL;
+        *row_at(e, (uint32_t)row + class) = derived;
+    }
+    node_at(e, a)->row = (uint32_t)row + 1;
+    return row_at(e, (uint32_t)row);
+}
+
+static uint32_t raw_derivative(struct expressions *e, uint32_t a, unsigned byte) {
+    if (e->failure != OK)
+        return EXPRESSION_FAILED;
+    const uint32_t *row = derivatives(e, a);
+    if (!row)
+        return EXPRESSION_FAILED;
+    return row[partition_at(e, node_at(e, a)->partition)->class_of[byte]];
+}
+
+/* ---- which expressions have a text ---- */
+
+bool expression_nullable(const struct expressions *e, uint32_t a) {
+    return a != EXPRESSION_FAILED && node_at(e, a)->nullable;
+}
+
+/* A search for a text of `a` in depth: all expressions on the way to one are alive, and all that a search
+ * without success met are dead. */
+static enum liveness explore(struct expressions *e, uint32_t a) {
+    struct step {
+        uint32_t at, class;
+    };
+    struct pool way = {.item = sizeof(struct step)}, seen = {.item = sizeof(uint32_t)};
+    enum liveness found = DEAD;
+    for (uint32_t next = a;;) {
+        struct node *node = next == EXPRESSION_FAILED ? NULL : node_at(e, next);
+        if (!node || e->failure != OK || seen.count > EXPRESSION_STATES_LIMIT) {
+            (void)failed(e, ERROR_INPUT, "an expression of the grammar has more than 50000 states");
+            break;
+        }
+        if (node->liveness == ALIVE || node->nullable || (node->plain && next != EXPRESSION_NOTHING)) {
+            node->liveness = ALIVE;
+            found = ALIVE;
+            break;
+        }
+        if (node->liveness == UNKNOWN) {
+            node->liveness = DEAD; /* for now: not to be entered twice */
+            size_t place = pool_add(e, &seen, 1), step = pool_add(e, &way, 1);
+            if (place == SIZE_MAX || step == SIZE_MAX)
+                break;
+            ((uint32_t *)seen.data)[place] = next;
+            ((struct step *)way.data)[step].at = next;
+        }
+        next = EXPRESSION_NOTHING;
+        while (way.count && next == EXPRESSION_NOTHING) {
+            struct step *last = (struct step *)way.data + way.count - 1;
+            const uint32_t *row = derivatives(e, last->at);
+            if (!row)
+                next = EXPRESSION_FAILED;
+            else if (last->class == partition_at(e, node_at(e, last->at)->partition)->classes)
+                way.count--;
+            else
+                next = row[last->class ++];
+        }
+        if (next == EXPRESSION_NOTHING)
+            break;
+    }
+    for (size_t i = 0; found == ALIVE && i < seen.count; i++)
+        node_at(e, ((uint32_t *)seen.data)[i])->liveness = UNKNOWN;
+    for (size_t i = 0; found == ALIVE && i < way.count; i++)
+        node_at(e, ((struct step *)way.data)[i].at)->liveness = ALIVE;
+    free(way.data);
+    free(seen.data);
+    return found;
+}
+
+bool expression_is_empty(struct expressions *e, uint32_t a) {
+    if (a == EXPRESSION_FAILED || a == EXPRESSION_NOTHING)
+        return true;
+    const struct node *node = node_at(e, a);
+    if (node->nullable || node->plain)
+        return false;
+    if (node->liveness != UNKNOWN)
+        return node->liveness == DEAD;
+    return explore(e, a) == DEAD;
+}
+
+uint32_t expression_derivative(struct expressions *e, uint32_t a, unsigned char byte) {
+    uint32_t derived = raw_derivative(e, a, byte);
+    return expression_is_empty(e, derived) ? EXPRESSION_NOTHING : derived;
+}
+
+bool expression_matches(struct expressions *e, uint32_t a, const char *text, size_t bytes) {
+    for (size_t i = 0; i < bytes && a != EXPRESSION_NOTHING; i++)
+        a = expression_derivative(e, a, (unsigned char)text[i]);
+    return expression_nullable(e, a);
+}
