@@ -1,5 +1,6 @@
 #include "base/signals.h"
 
+#include "base/beacon.h"
 #include "base/error.h" /* ERROR_STOPPED */
 
 #include <errno.h>  /* errno */
@@ -41,6 +42,7 @@ static void note_signal(int signal_number) {
                1) {
         say("nocturne: stopped at once by a second signal; finished work is kept, run the same command "
             "again\n");
+        beacon_leave(BEACON_LEFT_ALONE);
         _exit(ERROR_STOPPED);
     }
     errno = error;

@@ -76,9 +76,7 @@ static enum result measure_pair(
     return measure_stream(group, other, leads, memory, &link->bytes_per_second);
 }
 
-/* The place that meets place `place` of `places` (an even number) in a round: all pairs meet once in places - 1 rounds, for the last place stays
- * where it is and the others go round a circle. */
-static int32_t opponent(int32_t place, int32_t places, int32_t round) {
+int32_t links_opponent(int32_t place, int32_t places, int32_t round) {
     int32_t circle = places - 1;
     if (place == circle) {
         /* Meets the one that would meet itself: 2 p = round (mod circle), and circle is odd. */
@@ -110,7 +108,7 @@ static enum result play_rounds(const struct ranks *ranks, const int32_t *list, i
         own = list[i] == ranks->rank ? i : own;
     for (int32_t round = 0; round < places - 1; round++) {
         TRY(group_barrier(ranks->world, "check: next pairs of nodes"));
-        int32_t other = own < 0 ? -1 : opponent(own, places, round);
+        int32_t other = own < 0 ? -1 : links_opponent(own, places, round);
         if (other < 0 || other >= count)
             continue;
         struct link link;

@@ -26,6 +26,9 @@ struct links {
 MUST_CHECK enum result links_measure(const struct ranks *ranks, struct links *links);
 void links_free(struct links *links);
 
+/* Whom place `place` of `places` (an even number) meets in round 0 .. places - 2: all pairs meet once, each place once a round. */
+int32_t links_opponent(int32_t place, int32_t places, int32_t round);
+
 /* Seconds by which each rank's clock (CLOCK_REALTIME) is ahead of rank 0's: ahead [count], filled on rank 0; the error is below half the
  * time that a message takes there and back. Collective over the run. */
 MUST_CHECK enum result clocks_compare(const struct ranks *ranks, double *ahead);
