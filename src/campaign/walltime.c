@@ -42,6 +42,14 @@ static bool read_clock(const char *text, double now, double *end) {
     return false;
 }
 
+/* Whether a month has the day: mktime takes 30 February for 2 March. */
+static bool is_day(const struct tm *date) {
+    struct tm noon = *date; /* an hour that no clock change skips */
+    noon.tm_hour = 12;
+    noon.tm_isdst = -1;
+    return mktime(&noon) != -1 && noon.tm_mday == date->tm_mday && noon.tm_mon == date->tm_mon;
+}
+
 static bool read_date(const char *text, double *end) {
     struct tm then = {.tm_isdst = -1};
     int used = 0;
@@ -54,11 +62,10 @@ static bool read_date(const char *text, double *end) {
             return false;
         used += more;
     }
-    if (text[used] || then.tm_mon < 1 || then.tm_mon > 12 || then.tm_mday < 1 || then.tm_mday > 31 ||
-        !is_time(then.tm_hour, then.tm_min, then.tm_sec))
-        return false;
     then.tm_year -= 1900;
     then.tm_mon -= 1;
+    if (text[used] || !is_time(then.tm_hour, then.tm_min, then.tm_sec) || !is_day(&then))
+        return false;
     *end = (double)mktime(&then);
     return true;
 }
