@@ -5,6 +5,7 @@
 #include "base/log.h"
 #include "base/stopwatch.h"
 #include "cluster/group.h"
+#include "cluster/processes.h"
 #include "cluster/watch.h"
 
 #include <limits.h>       /* INT_MAX */
@@ -227,6 +228,7 @@ static _Noreturn void give_up(const struct group *group, const char *what, doubl
         _Exit(ERROR_RANKS);
     }
     beacon_leave(BEACON_LEFT_ALONE);
+    remove_shared_memory();
     MPI_Abort(MPI_COMM_WORLD, ERROR_RANKS);
     _Exit(ERROR_RANKS);
 }

@@ -46,6 +46,21 @@ bool process_is_stopped(char state) {
     return state == 'T' || state == 't';
 }
 
+void remove_shared_memory(void) {
+    static const char begin[] = "/dev/shm/vader_segment.";
+    char line[1024];
+    FILE *maps = fopen("/proc/self/maps", "r");
+    while (maps && fgets(line, sizeof line, maps)) {
+        char *path = strstr(line, begin);
+        if (!path || strstr(path, " (deleted)"))
+            continue;
+        path[strcspn(path, "\n")] = '\0';
+        unlink(path);
+    }
+    if (maps)
+        fclose(maps);
+}
+
 /* ---- arrivals ---- */
 
 static int listener = -1;
@@ -98,6 +113,13 @@ void arrival_show(void) {
     listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (listener >= 0 && (bind(listener, (const struct sockaddr *)&address, bytes) || listen(listener, 16)))
         arrival_hide();
+}
+
+bool arrival_speaks(void) {
+    struct sockaddr_un address;
+    socklen_t bytes = address_of(-1, &address);
+    int speaker = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0); /* stays bound until the process ends */
+    return listener < 0 || speaker < 0 || bind(speaker, (const struct sockaddr *)&address, bytes) == 0;
 }
 
 void arrival_hide(void) {

@@ -14,6 +14,12 @@ char process_state(int64_t pid, int64_t *started);
 bool process_is_gone(char state);
 bool process_is_stopped(char state);
 
+/* Removes the files in /dev/shm by which Open MPI lets the ranks of this node exchange messages. For a rank that ends a run in which others were
+ * killed or are stopped: they cannot remove theirs, and not every launcher does. Messages go on in what is mapped already. */
+void remove_shared_memory(void);
+
+/* True for the first process of this node that asks before MPI has started: it speaks for all. */
+bool arrival_speaks(void);
 /* Shows the other ranks that this one has arrived, by a socket in Linux's abstract namespace: it is no file and goes away with the
  * process. Nothing for a process that no launcher with PMIx or Slurm started. */
 void arrival_show(void);

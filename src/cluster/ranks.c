@@ -84,14 +84,19 @@ static void *watchdog_main(void *argument) {
         arrival_describe(&missing);
         if (!watch_describe_stuck(dog->host, &missing) && dog->at_end)
             watch_describe_late(dog->host, &missing);
-        if (watch_speaks())
+        if (dog->at_end ? watch_speaks() : arrival_speaks())
             log_error(
                 "process %ld on %s waited %d s for %s: another rank did not come, or the network between "
                 "them does not work%s; the run is aborted. Look at those ranks' own messages and hosts, then "
                 "run the same command again",
                 (long)getpid(), dog->host, dog->seconds, dog->what, missing.data ? missing.data : "");
         buffer_free(&missing);
+        if (!dog->at_end) { /* time for the one that speaks, before the launcher ends it */
+            const struct timespec pause = {.tv_nsec = 300000000};
+            nanosleep(&pause, NULL);
+        }
         beacon_leave(BEACON_LEFT_ALONE);
+        remove_shared_memory();
         _exit(ERROR_RANKS);
     }
     return NULL;
@@ -399,6 +404,7 @@ void ranks_stop(struct ranks *ranks, enum result status) {
     watch_stop();
     if (!ranks_share(ranks, status)) {
         beacon_leave(BEACON_LEFT_ALONE);
+        remove_shared_memory();
         MPI_Abort(MPI_COMM_WORLD, status);
         _exit(status);
     }

@@ -192,6 +192,7 @@ static double seconds_now(void) {
 
 static _Noreturn void leave(enum result code) {
     beacon_leave(BEACON_LEFT_ALONE);
+    remove_shared_memory();
     _exit(code);
 }
 

@@ -1,11 +1,12 @@
 """Kills campaigns at random instants and checks that rerunning the same commands ends as an undisturbed run does.
 
-    kill.py [--rounds N] [--seed N] [--ranks N[,N...]] [--phase NAME] [--jobs N]
+    kill.py [--rounds N] [--seed N] [--ranks N[,N...]] [--phase NAME] [--jobs N] [--minutes N]
 
 A round takes a phase (ingest, vision, prefill, decode, run, export), starts it from a campaign that stands just before it on one of the
 numbers of ranks, kills all its processes with SIGKILL after a delay drawn over the phase's measured length (in some rounds only one rank
 is killed, in some the rerun is killed too), reruns all commands from the first, each on a number of ranks drawn anew, and compares answers
-and exported files. At the end it prints a table of what was killed, lost and doubled. With --jobs several rounds run at once.
+and exported files. At the end it prints a table of what was killed, lost and doubled. With --jobs several rounds run at once; with --minutes no
+round is begun after that time.
 """
 
 import argparse
@@ -51,6 +52,9 @@ def requests():
 class Rounds:
     def __init__(self, folder, ranks, seed):
         self.folder, self.ranks = folder, ranks
+        # A launcher's own: one that ends can remove the folder of another that starts.
+        self.environment = {"TMPDIR": os.path.join(folder, "temporary")}
+        os.makedirs(self.environment["TMPDIR"], exist_ok=True)
         self.random = random.Random(seed)
         self.requests = campaigns.write_lines(os.path.join(folder, "requests.jsonl"), requests())
         self.seconds = {}  # length of each phase, undisturbed
@@ -76,7 +80,8 @@ class Rounds:
         for _ in range(1 if phase in ON_RANKS else 3):
             if phase == "ingest":
                 shutil.rmtree(campaign, ignore_errors=True)
-            least = min(least, run(self.arguments(phase, campaign), max(self.ranks) if phase in ON_RANKS else None)[1])
+            ranks = max(self.ranks) if phase in ON_RANKS else None
+            least = min(least, run(self.arguments(phase, campaign), ranks, extra_environment=self.environment)[1])
         return least
 
     def undisturbed(self):
@@ -100,7 +105,7 @@ class Rounds:
         """Starts the phase and kills it; returns what was done, in words."""
         delay = self.random.uniform(0, 1.1 * self.seconds[phase])
         victim = self.random.random()
-        launch = Launch(self.arguments(phase, campaign), self.ranks_of(phase))
+        launch = Launch(self.arguments(phase, campaign), self.ranks_of(phase), self.environment)
         while time.monotonic() < launch.started + delay and launch.process.poll() is None:
             time.sleep(0.001)
         alive = launch.process.poll() is None
@@ -142,7 +147,7 @@ class Rounds:
         try:
             # The same commands from the first; export last.
             for command in CHAINS[chain]:
-                run(self.arguments(command, campaign), self.ranks_of(command))
+                run(self.arguments(command, campaign), self.ranks_of(command), extra_environment=self.environment)
             lost, doubled = lost_and_doubled(campaign)
             self.counts[phase].update({"rounds": 1, "lost": lost, "doubled": doubled})
             compare(answers(campaign), self.expected, phase)
@@ -158,13 +163,16 @@ class Rounds:
             self.counts[phase]["seconds"] += time.monotonic() - started
 
 
-def run_rounds(ranks, seed, rounds, targets):
+def run_rounds(ranks, seed, rounds, targets, minutes):
     """One job's rounds: (counts by phase, how long phases take, failure or None)."""
     folder = tempfile.mkdtemp(prefix="nocturne-kill-")
     job = Rounds(folder, ranks, seed)
     try:
         job.undisturbed()
+        end = time.monotonic() + 60 * minutes
         for number in range(rounds):
+            if time.monotonic() > end:
+                break
             job.round(number, *targets[number % len(targets)])
     except Failure as failure:
         return job.counts, job.seconds, f"FAILED (seed {seed}, files in {folder}): {failure}"
@@ -189,6 +197,7 @@ def main():
     parser.add_argument("--ranks", default="1,2,3,4", type=lambda text: [int(word) for word in text.split(",")])
     parser.add_argument("--phase", choices=sorted({phase for _, phase in TARGETS}))
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=float("inf"))
     options = parser.parse_args()
     targets = [t for t in TARGETS if options.phase in (None, t[1])]
     print(f"seed {options.seed}, {options.rounds} rounds, {options.jobs} at once, {options.ranks} ranks", flush=True)
@@ -197,19 +206,19 @@ def main():
     failures = []
     with concurrent.futures.ProcessPoolExecutor(options.jobs) as pool:
         shares = [options.rounds // options.jobs + (job < options.rounds % options.jobs) for job in range(options.jobs)]
-        jobs = [pool.submit(run_rounds, options.ranks, options.seed + job, share, targets) for job, share in enumerate(shares)]
+        jobs = [pool.submit(run_rounds, options.ranks, options.seed + job, share, targets, options.minutes) for job, share in enumerate(shares)]
         for job in concurrent.futures.as_completed(jobs):
             found, seconds, failure = job.result()
             for phase, row in counts.items():
                 row.update(found[phase])
             print("undisturbed:", ", ".join(f"{phase} {time_taken:.2f} s" for phase, time_taken in seconds.items()), flush=True)
+            if failure:
+                print(failure, flush=True)
             failures += [failure] if failure else []
     total = print_table(counts)
-    for failure in failures:
-        print(failure)
     if not failures:
-        check(total["rounds"] == options.rounds, f"{total['rounds']} rounds were done")
-        check(options.rounds < 20 or total["kills"] >= options.rounds // 2, "too few kills hit a running phase")
+        check(total["rounds"] == options.rounds or options.minutes < float("inf"), f"{total['rounds']} rounds were done")
+        check(total["rounds"] < 20 or total["kills"] >= total["rounds"] // 2, "too few kills hit a running phase")
     return 1 if failures else 0
 
 
