@@ -13,6 +13,7 @@
 #include "campaign/embeddings.h"
 #include "campaign/files.h" /* struct vector */
 #include "campaign/launch.h"
+#include "campaign/metrics.h"
 #include "campaign/phase_start.h"
 #include "campaign/phase_times.h"
 #include "campaign/progress.h"
@@ -71,6 +72,7 @@ struct phase {
     double end;                         /* of the allocation, in Unix seconds; 0: none is known */
     struct engine_stop stop;
     struct phase_progress progress;
+    struct metrics *metrics;
     struct phase_times times;
 };
 
@@ -191,6 +193,7 @@ static enum result sink_step_end(void *context, const struct engine_counts *worl
         TRY(flush_states(phase));
     if (phase->launch.ranks.rank == 0)
         progress_update(&phase->progress, world);
+    metrics_step(phase->metrics, world);
     return OK;
 }
 
@@ -341,6 +344,17 @@ static enum result open_files(struct phase *phase) {
         .ranks = phase->launch.ranks.count,
         .supernode = phase->launch.ranks.count / phase->launch.ranks.supernodes,
     };
+    const struct metrics_launch metrics = {
+        .campaign_folder = o->campaign,
+        .requests = requests_identity(phase->requests),
+        .provenance = &provenance,
+        .ranks = &phase->launch.ranks,
+        .model = phase->launch.model,
+        .interval = (double)o->part_seconds,
+        .total = phase->total,
+        .done_before = phase->done_before,
+    };
+    TRY(metrics_create(&metrics, &phase->metrics));
     int32_t section_count, rank = phase->launch.ranks.rank;
     const struct state_section *sections = model_state_sections(phase->launch.model, &section_count);
     TRY(results_writer_create(o->campaign, rank, &provenance, &phase->results_writer));
@@ -479,16 +493,20 @@ static enum result do_phase(struct phase *phase) {
     enum result status = run_engine(phase, &world);
     if (status != OK) {
         flush_quietly(phase);
+        metrics_end(phase->metrics, status, failure_message());
         return status;
     }
     TRY(agree(phase, flush_all(phase)));
     if (is_first(phase))
         progress_finish(&phase->progress, &world, !phase->stop.stopped);
     TRY(phase_times_end(&phase->times, &phase->launch.ranks, phase->name));
-    return conclude(phase);
+    status = conclude(phase);
+    metrics_end(phase->metrics, status, status == OK ? "" : failure_message());
+    return status;
 }
 
 static void free_phase(struct phase *phase) {
+    metrics_free(phase->metrics);
     states_close(phase->states);
     embeddings_close(phase->embeddings);
     results_writer_free(phase->results_writer);

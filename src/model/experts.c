@@ -69,6 +69,14 @@ static enum result upload_pairs(struct model *model, struct expert_pairs *pairs)
     return OK;
 }
 
+static void count_pairs(struct model *model, const struct layer_weights *w, const struct arrivals *arrivals) {
+    int64_t experts = model->expert_shard.count, *pairs = model->expert_pairs + (w - model->layers) * experts;
+    if (exchange_on_device(model->lane->exchange))
+        return;
+    for (int64_t e = 0; e < experts; e++)
+        pairs[e] += arrivals->start[e + 1] - arrivals->start[e];
+}
+
 /* Outputs of this rank's experts for the pairs that arrived. */
 static enum result run_arrivals(
     struct model *model, const struct layer_weights *w, const struct arrivals *arrivals) {
@@ -80,6 +88,7 @@ static enum result run_arrivals(
     float *out = arrivals->outputs;
     if (!arrivals->pairs)
         return OK;
+    count_pairs(model, w, arrivals);
     (void)stopwatch_switch(WORK_EXPERTS);
     x.data = (void *)arrivals->row_data;
     struct expert_pairs pairs = {.count = (int32_t)arrivals->pairs,

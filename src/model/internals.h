@@ -221,6 +221,7 @@ struct model {
     const void *final_norm;
     struct layer_weights *layers;
     struct shard expert_shard;
+    int64_t *expert_pairs; /* [num_hidden_layers, expert_shard.count]: see model_expert_load */
     struct rope plain_rope, long_rope;
     struct engram_hash engram;
     struct kv_layout kv;

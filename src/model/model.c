@@ -209,7 +209,9 @@ static enum result place_layers(struct model *model) {
     const struct model_config *c = model->config;
     int32_t slot = 0;
     model->layers = calloc((size_t)c->num_hidden_layers, sizeof *model->layers);
-    if (!model->layers)
+    model->expert_pairs = calloc(
+        (size_t)c->num_hidden_layers * (size_t)model->expert_shard.count + 1, sizeof *model->expert_pairs);
+    if (!model->layers || !model->expert_pairs)
         return fail(ERROR_MEMORY, "out of memory for the table of layers");
     for (int32_t l = 0; l < c->num_hidden_layers; l++) {
         struct layer_weights *w = &model->layers[l];
@@ -379,6 +381,7 @@ void model_free(struct model *model) {
         for (int32_t l = 0; l < model->config->num_hidden_layers; l++)
             free(model->layers[l].experts);
     free(model->layers);
+    free(model->expert_pairs);
     free(model->sections);
     rope_free(&model->plain_rope);
     rope_free(&model->long_rope);
@@ -397,4 +400,13 @@ const struct model_options *model_options(const struct model *model) {
 
 struct model_bytes model_bytes(const struct model *model) {
     return model->bytes;
+}
+
+struct expert_load model_expert_load(const struct model *model) {
+    return (struct expert_load){.layers = model->config->num_hidden_layers,
+        .experts = model->config->n_routed_experts,
+        .first = (int32_t)model->expert_shard.first,
+        .count = (int32_t)model->expert_shard.count,
+        .pairs = model->expert_pairs,
+        .counted = !exchange_on_device(model->lanes[0].exchange)};
 }

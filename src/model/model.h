@@ -49,6 +49,16 @@ struct model_bytes {
 };
 struct model_bytes model_bytes(const struct model *model);
 
+/* How often the router has sent a token to each of this rank's experts since the model was created. Between devices the lists of
+ * pairs never come to the host, and nothing is counted. */
+struct expert_load {
+    int32_t layers, experts; /* of the model */
+    int32_t first, count;    /* this rank's experts, of each layer */
+    const int64_t *pairs;    /* [layers, count]; the model's own */
+    bool counted;
+};
+struct expert_load model_expert_load(const struct model *model);
+
 /* One sequence's part of a step: the tokens that follow its state. */
 struct span {
     struct sequence *sequence;

@@ -380,6 +380,7 @@ static enum result take_outcomes(struct engine *engine) {
     TRY(hand_out_tokens(engine));
     admission_drop_finished(&engine->admission);
     engine->own.steps++;
+    engine->own.sequences = step->span_count;
     return OK;
 }
 
@@ -396,6 +397,9 @@ enum agreed_value {
     AGREED_FINISHED,
     AGREED_FAILED,
     AGREED_WAITING,
+    AGREED_SEQUENCES,
+    AGREED_KV_RESERVED,
+    AGREED_KV_BLOCKS,
     AGREED_VALUES
 };
 
@@ -417,6 +421,9 @@ static enum result agree(struct engine *engine, enum result own, bool *go_on, bo
         [AGREED_FINISHED] = counts->finished,
         [AGREED_FAILED] = counts->failed,
         [AGREED_WAITING] = counts->waiting,
+        [AGREED_SEQUENCES] = counts->sequences,
+        [AGREED_KV_RESERVED] = engine->admission.blocks_reserved,
+        [AGREED_KV_BLOCKS] = engine->admission.blocks_total,
     };
     struct group *world = engine->options->ranks->world;
     TRY(group_sum(world, "step: work left", values, AGREED_VALUES));
@@ -427,6 +434,9 @@ static enum result agree(struct engine *engine, enum result own, bool *go_on, bo
         .finished = values[AGREED_FINISHED],
         .failed = values[AGREED_FAILED],
         .waiting = values[AGREED_WAITING],
+        .sequences = values[AGREED_SEQUENCES],
+        .kv_reserved = values[AGREED_KV_RESERVED],
+        .kv_blocks = values[AGREED_KV_BLOCKS],
     };
     *go_on = values[AGREED_WORK] > 0 && values[AGREED_STOP] == 0;
     *stopped = !*go_on && values[AGREED_WORK] + values[AGREED_LEFT] > 0;
