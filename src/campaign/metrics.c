@@ -182,8 +182,8 @@ static enum result put_numbers(const struct metrics *metrics, hid_t file, enum r
     } numbers[] = {{"metrics_version", METRICS_VERSION}, {"launch", metrics->number},
         {"nodes", metrics->launch.ranks->nodes}, {"total", metrics->launch.total},
         {"done_before", metrics->launch.done_before}, {"first_expert", load.first},
-        {"experts_counted", load.counted}, {"ended", ended}, {"exit_code", outcome},
-        {"begun_microseconds", (int64_t)(metrics->begun * 1e6)},
+        {"expert_count", load.count}, {"experts_counted", load.counted}, {"ended", ended},
+        {"exit_code", outcome}, {"begun_microseconds", (int64_t)(metrics->begun * 1e6)},
         {"written_microseconds", (int64_t)(wall_clock() * 1e6)}};
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
         TRY(hdf5_put_int64(file, numbers[i].name, numbers[i].value));
