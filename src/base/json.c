@@ -35,6 +35,7 @@ struct json_document {
     size_t text_capacity;
     struct json **slots; /* scratch of the duplicate search, a power of two */
     size_t slot_capacity;
+    bool refuse_duplicates;
     uint64_t hash_seed; /* differs between processes, so that nobody can write keys that collide */
 };
 
@@ -58,6 +59,10 @@ enum result json_document_create(struct json_document **document) {
         return fail(ERROR_MEMORY, "no memory for a JSON document");
     (*document)->hash_seed = (uint64_t)getpid() * 0x9E3779B97F4A7C15u ^ (uint64_t)(uintptr_t)*document;
     return OK;
+}
+
+void json_document_refuse_duplicates(struct json_document *document) {
+    document->refuse_duplicates = true;
 }
 
 void json_document_free(struct json_document *document) {
@@ -380,6 +385,8 @@ static enum result drop_duplicates(struct json_document *document, struct json *
     while (*link) {
         struct json *member = (struct json *)*link;
         struct json *earlier = mask ? find_or_insert(document, mask, member) : find_small(object, member);
+        if (earlier && document->refuse_duplicates)
+            return fail(ERROR_INPUT, "the key \"%.100s\" comes twice in one object", member->key);
         if (earlier) {
             take_value(earlier, member);
             *link = member->next;

@@ -30,6 +30,8 @@ struct json {
 struct json_document;
 
 MUST_CHECK enum result json_document_create(struct json_document **document);
+/* From now on a key that comes twice in one object is refused (ERROR_INPUT). */
+void json_document_refuse_duplicates(struct json_document *document);
 void json_document_free(struct json_document *document); /* NULL is allowed */
 
 enum { JSON_DEPTH_LIMIT = 128 }; /* as serde_json, which the published toolkit uses */

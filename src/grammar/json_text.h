@@ -17,10 +17,6 @@
 
 enum { LAST_CODE_POINT = 0x10FFFF };
 
-struct code_range {
-    uint32_t first, last;
-};
-
 /* One character of `ranges` (ascending, apart), as UTF-8 or, with `json`, in its bound spelling. */
 uint32_t json_text_character(
     struct expressions *expressions, const struct code_range *ranges, size_t count, bool json);
@@ -40,9 +36,5 @@ uint32_t json_text_number(struct expressions *expressions, bool integer);
 /* Appends the one spelling of a string value or key, with quotes: shortest escapes, lower-case \u00xx for
  * the controls that have none, everything else raw. */
 void json_text_append_string(struct buffer *buffer, const char *text, size_t bytes);
-
-/* Appends a number's shortest decimal form: no exponent, no leading or trailing zeros. False when it would
- * be longer than NUMBERS_DIGITS_LIMIT (numbers.h). */
-bool json_text_append_number(struct buffer *buffer, const char *text, size_t bytes);
 
 #endif

@@ -255,16 +255,52 @@ static void settle_all(struct grammar *grammar) {
     }
 }
 
-static enum result check_rules(struct grammar *grammar) {
+/* Marks the rules that the root needs; false without memory. */
+static bool mark_reached(const struct grammar *grammar, uint32_t root, bool *reached) {
+    uint32_t *stack = malloc((grammar->node_count + 1) * sizeof *stack);
+    bool *seen = calloc(grammar->node_count + 1, sizeof *seen);
+    size_t depth = 0;
+    if (stack && seen) {
+        stack[depth++] = root;
+        seen[root] = true;
+    }
+    while (depth) {
+        const struct rule_node *node = &grammar->nodes[stack[--depth]];
+        bool list = node->kind == RULE_SEQUENCE || node->kind == RULE_CHOICE;
+        uint32_t count = list ? node->count : node->kind == RULE_CALL || node->kind == RULE_REPEAT;
+        for (uint32_t i = 0; i < count; i++) {
+            uint32_t child = list ? grammar->children[node->a + i] : node->a;
+            if (node->kind == RULE_CALL) {
+                reached[child] = true;
+                child = grammar->rules[child].node;
+            }
+            if (!seen[child])
+                stack[depth++] = child;
+            seen[child] = true;
+        }
+    }
+    free(stack);
+    free(seen);
+    return stack && seen;
+}
+
+static enum result check_rules(struct grammar *grammar, uint32_t root) {
     for (size_t i = 0; i < grammar->rule_count; i++)
         if (grammar->rules[i].node == RULES_FAILED)
             return fail(ERROR_INTERNAL, "rule %s is not defined", grammar->rules[i].name);
     settle_all(grammar);
-    for (size_t i = 0; i < grammar->rule_count; i++)
-        if (!grammar->rules[i].productive)
-            return fail(ERROR_INPUT, "%s: no finite value fits: the schema asks for itself without an end",
+    bool *reached = calloc(grammar->rule_count + 1, sizeof *reached);
+    enum result status = OK;
+    if (!reached || !mark_reached(grammar, root, reached))
+        status = fail(ERROR_MEMORY, "no memory for a grammar");
+    for (size_t i = 0; status == OK && i < grammar->rule_count; i++)
+        if (reached[i] && !grammar->rules[i].productive)
+            status = fail(ERROR_INPUT, "%s: no finite value fits: the schema asks for itself without an end",
                 grammar->rules[i].name);
-    return OK;
+    if (status == OK && !grammar->nodes[root].productive)
+        status = fail(ERROR_INPUT, "no text fits");
+    free(reached);
+    return status;
 }
 
 enum result rules_finish(struct rules *rules, uint32_t root, struct grammar **grammar) {
@@ -272,8 +308,10 @@ enum result rules_finish(struct rules *rules, uint32_t root, struct grammar **gr
     enum result status = expressions_check(rules->grammar.expressions);
     if (status == OK && rules->failure != OK)
         status = fail(rules->failure, "%s", rules->why);
+    if (status == OK && root == RULES_FAILED)
+        status = fail(ERROR_INTERNAL, "the root of the grammar is missing");
     if (status == OK)
-        status = check_rules(&rules->grammar);
+        status = check_rules(&rules->grammar, root);
     if (status == OK)
         status = expressions_check(rules->grammar.expressions);
     struct grammar *finished = status == OK ? malloc(sizeof *finished) : NULL;
