@@ -292,18 +292,19 @@ static void join_sets(struct expressions *e, size_t start) {
     struct byte_set joined = {{0}};
     size_t kept = start, found = 0;
     uint32_t *lists = e->lists.data;
+    for (size_t i = start; i < e->lists.count; i++)
+        found += node_at(e, lists[i])->kind == BYTES;
+    if (found < 2)
+        return;
     for (size_t i = start; i < e->lists.count; i++) {
         const struct node *node = node_at(e, lists[i]);
         if (node->kind != BYTES) {
             lists[kept++] = lists[i];
             continue;
         }
-        found++;
         for (int w = 0; w < 4; w++)
             joined.words[w] |= ((const struct byte_set *)e->sets.data)[node->a].words[w];
     }
-    if (found < 2)
-        return;
     e->lists.count = kept;
     uint32_t set = expression_byte_set(e, &joined);
     if (set != EXPRESSION_FAILED)
@@ -314,7 +315,8 @@ static uint32_t finish_list(struct expressions *e, enum kind kind, size_t start)
     uint32_t neutral = kind == EITHER ? EXPRESSION_NOTHING : EXPRESSION_FAILED;
     uint32_t *list = list_at(e, (uint32_t)start);
     size_t count = e->lists.count - start, kept = 0;
-    qsort(list, count, sizeof *list, compare_numbers);
+    if (count)
+        qsort(list, count, sizeof *list, compare_numbers);
     struct node node = {.kind = (uint8_t)kind, .a = (uint32_t)start, .plain = kind == EITHER};
     node.nullable = kind == BOTH;
     bool nothing = false;
