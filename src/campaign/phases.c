@@ -42,7 +42,7 @@ enum {
 };
 
 struct phase_options {
-    const char *campaign, *model, *trace, *until;
+    const char *campaign, *model, *trace, *until, *prometheus;
     int64_t batch, step_tokens, part_seconds, grace;
     bool all_layers, restart;
     struct launch_options launch;
@@ -408,6 +408,9 @@ static enum result create_model(struct phase *phase) {
 static void announce(struct phase *phase) {
     progress_begin(&phase->progress, phase->campaign, phase->name, phase->total, phase->done_before,
         phase->launch.ranks.count, phase->options->launch.quiet);
+    phase->progress.prometheus = phase->options->prometheus;
+    phase->progress.end = phase->end;
+    progress_update(&phase->progress, &(struct engine_counts){0});
     log_info("%s: %lld requests, %lld done before, %lld to do", phase->name, (long long)phase->total,
         (long long)phase->done_before, (long long)phase->todo_count);
 }
@@ -493,7 +496,7 @@ static enum result do_phase(struct phase *phase) {
     enum result status = run_engine(phase, &world);
     if (status != OK) {
         flush_quietly(phase);
-        metrics_end(phase->metrics, status, failure_message());
+        metrics_end(phase->metrics, &world, status, failure_message());
         return status;
     }
     TRY(agree(phase, flush_all(phase)));
@@ -501,7 +504,7 @@ static enum result do_phase(struct phase *phase) {
         progress_finish(&phase->progress, &world, !phase->stop.stopped);
     TRY(phase_times_end(&phase->times, &phase->launch.ranks, phase->name));
     status = conclude(phase);
-    metrics_end(phase->metrics, status, status == OK ? "" : failure_message());
+    metrics_end(phase->metrics, &world, status, status == OK ? "" : failure_message());
     return status;
 }
 
@@ -533,7 +536,7 @@ static enum result run_phase(enum engine_phase kind, const struct phase_options 
 
 /* ---- command lines ---- */
 
-enum { PHASE_OPTIONS = 10 };
+enum { PHASE_OPTIONS = 11 };
 
 static void phase_option_rows(struct phase_options *o, struct option *row) {
     const struct option rows[PHASE_OPTIONS] = {
@@ -591,6 +594,12 @@ static void phase_option_rows(struct phase_options *o, struct option *row) {
             .most = 1 << 20,
             .help = "time a stop has to save what is decoding; so long before the allocation's end work "
                     "stops (default: 60)"},
+        {.name = "prometheus",
+            .kind = OPTION_TEXT,
+            .value = &o->prometheus,
+            .placeholder = "FILE",
+            .help =
+                "keep the counts of this launch in FILE (.prom), for the textfile collector of Prometheus"},
         {.name = "trace",
             .kind = OPTION_TEXT,
             .value = &o->trace,

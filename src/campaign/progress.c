@@ -1,13 +1,15 @@
 #include "campaign/progress.h"
 
 #include "base/log.h"
+#include "campaign/prometheus.h"
 
-#include <math.h>   /* llround */
-#include <stdio.h>  /* fprintf, snprintf */
-#include <time.h>   /* clock_gettime */
-#include <unistd.h> /* isatty */
+#include <math.h>      /* fmax, llround */
+#include <stdio.h>     /* fprintf, snprintf */
+#include <sys/ioctl.h> /* TIOCGWINSZ */
+#include <time.h>      /* clock_gettime */
+#include <unistd.h>    /* isatty */
 
-static const double WRITE_SECONDS = 2, LINE_SECONDS = 10, TERMINAL_SECONDS = 0.5;
+static const double WRITE_SECONDS = 2, LINE_SECONDS = 60, TERMINAL_SECONDS = 0.5;
 
 double monotonic_seconds(void) {
     struct timespec now;
@@ -28,11 +30,17 @@ void progress_begin(struct phase_progress *progress, const struct campaign *camp
         .begun = monotonic_seconds(),
     };
     progress->shown = progress->begun;
-    progress_update(progress, &(struct engine_counts){0});
+    progress->written = 0;
 }
 
-static void write_file(
-    const struct phase_progress *progress, const struct engine_counts *counts, double now, bool finished) {
+static double unix_seconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+static void write_file(const struct phase_progress *progress, const struct engine_counts *counts, double now,
+    bool is_last, bool finished) {
     const struct progress file = {
         .phase = progress->phase,
         .total = progress->total,
@@ -45,6 +53,21 @@ static void write_file(
         .finished = finished,
     };
     campaign_write_progress(progress->campaign, &file);
+    if (!progress->prometheus)
+        return;
+    const struct prometheus_sample sample = {
+        .campaign = campaign_folder(progress->campaign),
+        .phase = progress->phase,
+        .total = progress->total,
+        .done_before = progress->done_before,
+        .counts = counts,
+        .seconds = file.seconds,
+        .walltime_left = progress->end > 0 ? fmax(progress->end - unix_seconds(), 0) : -1,
+        .ranks = progress->ranks,
+        .running = !is_last,
+    };
+    if (prometheus_write(progress->prometheus, &sample) != OK)
+        log_warning("%s", failure_message());
 }
 
 /* "3 h 05 min", "2 min 10 s", "9 s" */
@@ -77,15 +100,26 @@ static void format_line(const struct phase_progress *progress, const struct engi
     if (ended > 0 && left > 0) {
         char duration[64];
         format_duration(seconds / (double)ended * (double)left, duration, sizeof duration);
-        snprintf(text + used, size - (size_t)used, ", about %s left", duration);
+        used += snprintf(text + used, size - (size_t)used, ", about %s left", duration);
     }
+    if (progress->end > 0 && left > 0) {
+        char duration[64];
+        format_duration(fmax(progress->end - unix_seconds(), 0), duration, sizeof duration);
+        snprintf(text + used, size - (size_t)used, "; the allocation ends in %s", duration);
+    }
+}
+
+/* Characters that fit into the terminal's last line. */
+static int terminal_width(void) {
+    struct winsize size;
+    return ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 1 ? size.ws_col - 1 : 79;
 }
 
 void progress_update(struct phase_progress *progress, const struct engine_counts *counts) {
     double now = monotonic_seconds();
     if (progress->written == 0 || now - progress->written >= WRITE_SECONDS) {
         progress->written = now;
-        write_file(progress, counts, now, false);
+        write_file(progress, counts, now, false, false);
     }
     double wait = progress->terminal ? TERMINAL_SECONDS : LINE_SECONDS;
     if (progress->quiet || now - progress->shown < wait)
@@ -94,17 +128,18 @@ void progress_update(struct phase_progress *progress, const struct engine_counts
     char line[512];
     format_line(progress, counts, now, line, sizeof line);
     if (progress->terminal)
-        fprintf(stderr, "\r%s\033[K", line);
+        fprintf(stderr, "\r%.*s\033[K", terminal_width(), line);
     else
         log_info("%s", line);
 }
 
 void progress_finish(struct phase_progress *progress, const struct engine_counts *counts, bool finished) {
     double now = monotonic_seconds();
-    write_file(progress, counts, now, finished);
+    write_file(progress, counts, now, true, finished);
     if (progress->terminal && !progress->quiet)
         fprintf(stderr, "\r\033[K");
     char line[512], duration[64];
+    progress->end = 0; /* no longer of interest */
     format_line(progress, counts, now, line, sizeof line);
     format_duration(now - progress->begun, duration, sizeof duration);
     log_info("%s, %s", line, duration);

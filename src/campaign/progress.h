@@ -1,5 +1,5 @@
-/* How far a phase is: a line on the terminal or in the log, and progress.json for `nocturne status`. Rank 0
- * shows it. */
+/* How far a phase is: one line on the terminal that is written anew, or a line a minute in the log; and progress.json for `nocturne
+ * status`. Rank 0 shows it. */
 #ifndef NOCTURNE_CAMPAIGN_PROGRESS_H
 #define NOCTURNE_CAMPAIGN_PROGRESS_H
 
@@ -15,8 +15,12 @@ struct phase_progress {
     int64_t total, done_before; /* requests of the phase, and those done when this run began */
     int32_t ranks;
     bool terminal, quiet;
+    const char *prometheus;       /* file for Prometheus, or NULL */
+    double end;                   /* of the allocation in Unix seconds, 0: unknown */
     double begun, shown, written; /* seconds on the monotonic clock */
 };
+
+/* The caller may set `prometheus` and `end` afterwards. */
 
 void progress_begin(struct phase_progress *progress, const struct campaign *campaign, const char *phase,
     int64_t total, int64_t done_before, int32_t ranks, bool quiet);

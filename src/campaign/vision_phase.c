@@ -237,6 +237,7 @@ static void announce(struct vision_phase *phase) {
         phase->launch.kernels->instruction_set);
     progress_begin(&phase->progress, phase->campaign, "vision", phase->total, phase->done_before,
         ranks->count, phase->options->launch.quiet);
+    progress_update(&phase->progress, &(struct engine_counts){0});
     log_info("vision: %lld images, %lld done before, %lld to do", (long long)phase->total,
         (long long)phase->done_before, (long long)(phase->total - phase->done_before));
 }
