@@ -100,7 +100,7 @@ struct engine_source {
 
 struct engine_counts {
     int64_t steps, prompt_tokens, generated_tokens, finished, failed;
-    int64_t waiting; /* admitted and not finished */
+    int64_t waiting;                /* admitted and not finished */
     int64_t sequences;              /* in each rank's last step */
     int64_t kv_reserved, kv_blocks; /* key/value blocks set aside for what is in work, and all there are */
 };
