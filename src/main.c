@@ -11,6 +11,7 @@
 #include "kernels/kernels.h"
 #include "model/checkpoint.h"
 #include "recipe/commands.h"
+#include "recipe/grammar_command.h"
 #include "recipe/parse_command.h"
 
 #include <hdf5.h>     /* H5get_libversion */
@@ -45,6 +46,7 @@ static const struct command commands[] = {
     {"detokenize", command_detokenize, "token ids -> texts"},
     {"render", command_render, "request bodies -> prompts, as the published toolkit makes them"},
     {"parse", command_parse, "what models wrote -> reasoning, content and tool calls"},
+    {"grammar", command_grammar, "JSON Schemas and patterns with texts -> which texts fit"},
     {"topo", command_topo, "the machine, and where ranks and experts are placed"},
     {"inspect", command_inspect, "what a checkpoint, a campaign or one of its files holds"},
 };

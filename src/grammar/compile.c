@@ -13,8 +13,8 @@ static enum result compile_schema_text(struct rules *rules, struct json_document
     enum result status = json_parse(document, text, bytes, &schema);
     if (status != OK)
         return fail_context(status, "the schema is not JSON");
-    status = schema_compiler_create(
-        rules, schema, "#", specification->strict, specification->compact, &compiler);
+    status =
+        schema_compiler_create(rules, schema, "#", specification->strict, specification->compact, &compiler);
     if (status == OK)
         status = schema_compile(compiler, schema, root);
     schema_compiler_free(compiler);
@@ -24,8 +24,8 @@ static enum result compile_schema_text(struct rules *rules, struct json_document
 static enum result compile_pattern(
     struct rules *rules, const struct grammar_specification *specification, uint32_t *root) {
     uint32_t expression = EXPRESSION_NOTHING;
-    enum result status = regex_compile(rules_expressions(rules), specification->text, specification->bytes,
-        REGEX_WHOLE, false, &expression);
+    enum result status = regex_compile(
+        rules_expressions(rules), specification->text, specification->bytes, REGEX_WHOLE, false, &expression);
     if (status != OK)
         return fail_context(status, "pattern");
     if (expression_is_empty(rules_expressions(rules), expression))
@@ -42,8 +42,7 @@ static enum result compile_root(struct rules *rules, struct json_document *docum
         return compile_schema_text(
             rules, document, specification->text, specification->bytes, specification, root);
     case GRAMMAR_JSON_OBJECT:
-        return compile_schema_text(
-            rules, document, any_object, sizeof any_object - 1, specification, root);
+        return compile_schema_text(rules, document, any_object, sizeof any_object - 1, specification, root);
     case GRAMMAR_REGEX:
         return compile_pattern(rules, specification, root);
     case GRAMMAR_TOOLS:

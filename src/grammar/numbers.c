@@ -246,8 +246,6 @@ static uint32_t one_sign(
     static const struct decimal zero = {.count = 0};
     uint32_t list[4 + DIVISORS_LIMIT] = {unsigned_shape(e, bounds->integer)};
     size_t count = 1;
-    if (negative) /* no -0 */
-        list[count++] = compare_spelling(e, &zero, true, false);
     if (least && least->count && least->negative == negative)
         list[count++] = compare_spelling(e, least, true, !least_open);
     else if (least && !least->count && least_open)

@@ -40,7 +40,7 @@ struct number_bounds {
 };
 
 /* The spellings of the numbers that fit: as JSON without bounds; with any bound, plain decimals without
- * exponent and without -0. False when a divisor is too large (2^32 after scaling). */
+ * exponent; -0 only where 0 and numbers below it fit. False when a divisor is too large (2^32 after scaling). */
 bool number_expression(
     struct expressions *expressions, const struct number_bounds *bounds, uint32_t *expression);
 

@@ -70,7 +70,8 @@ static const struct json *member_of(const struct json *object, const char *key, 
 
 /* ---- messages ---- */
 
-static void append_place(const struct schema_compiler *compiler, struct buffer *path, const struct json *schema) {
+static void append_place(
+    const struct schema_compiler *compiler, struct buffer *path, const struct json *schema) {
     buffer_append_text(path, compiler->base);
     if (!schema || !schema_path(path, compiler->root, schema))
         buffer_append(path, "", 0);
@@ -86,7 +87,8 @@ static enum result at_schema(
     return status;
 }
 
-static enum result refuse(const struct schema_compiler *compiler, const struct json *schema, const char *what) {
+static enum result refuse(
+    const struct schema_compiler *compiler, const struct json *schema, const char *what) {
     return at_schema(compiler, fail(ERROR_INPUT, "%s", what), schema);
 }
 
@@ -388,7 +390,8 @@ static unsigned shape_types(const struct schema_compiler *compiler, const struct
     for (size_t i = 0; i < shape->count; i++) {
         const struct json *type = json_member(shape->schemas[i], "type");
         unsigned own = schema_types(type);
-        said = said || type || json_member(shape->schemas[i], "enum") || json_member(shape->schemas[i], "const");
+        said =
+            said || type || json_member(shape->schemas[i], "enum") || json_member(shape->schemas[i], "const");
         if (own & TYPE_NUMBER && types & TYPE_INTEGER)
             own = (own & ~(unsigned)TYPE_NUMBER) | TYPE_INTEGER;
         if (own & TYPE_INTEGER && types & TYPE_NUMBER)
@@ -518,10 +521,11 @@ static enum result numbers_expression(
 
 /* ---- what a key or an element must fit ---- */
 
-static bool key_matches(struct schema_compiler *compiler, const struct json *pattern, const char *key, size_t bytes) {
+static bool key_matches(
+    struct schema_compiler *compiler, const struct json *pattern, const char *key, size_t bytes) {
     uint32_t expression = EXPRESSION_NOTHING;
-    if (regex_compile(compiler->expressions, pattern->key, pattern->key_bytes, REGEX_SEARCH, false,
-            &expression) != OK)
+    if (regex_compile(
+            compiler->expressions, pattern->key, pattern->key_bytes, REGEX_SEARCH, false, &expression) != OK)
         return false; /* checked before: cannot happen */
     return expression_matches(compiler->expressions, expression, key, bytes);
 }
@@ -583,8 +587,8 @@ static enum result key_goal(struct schema_compiler *compiler, const struct conju
     return !declared && closed_by_strictness(compiler, shape) ? add_schema(goal, &forbidden) : OK;
 }
 
-static enum result element_goal(struct schema_compiler *compiler, const struct conjunction *shape, size_t index,
-    struct conjunction *goal) {
+static enum result element_goal(struct schema_compiler *compiler, const struct conjunction *shape,
+    size_t index, struct conjunction *goal) {
     bool open = true, tuple = false;
     for (size_t i = 0; i < shape->count; i++) {
         const struct json *prefix = json_member(shape->schemas[i], "prefixItems");
@@ -698,8 +702,8 @@ static enum result scalar_fits(struct schema_compiler *compiler, const struct js
     return expressions_check(compiler->expressions);
 }
 
-static enum result fits_shape(struct schema_compiler *compiler, const struct json *value,
-    const struct conjunction *shape, bool *fits) {
+static enum result fits_shape(
+    struct schema_compiler *compiler, const struct json *value, const struct conjunction *shape, bool *fits) {
     static const unsigned types_of_kinds[] = {[JSON_NULL] = TYPE_NULL,
         [JSON_FALSE] = TYPE_BOOLEAN,
         [JSON_TRUE] = TYPE_BOOLEAN,
@@ -1071,8 +1075,8 @@ static enum result key_node(
         status = compile_goal(compiler, &goal, &value);
     json_text_append_string(&text, key->text, key->bytes);
     if (status == OK && value != NONE)
-        key->node = member_node(
-            compiler, expression_literal(compiler->expressions, text.data, text.bytes), value);
+        key->node =
+            member_node(compiler, expression_literal(compiler->expressions, text.data, text.bytes), value);
     buffer_free(&text);
     free_conjunction(&goal);
     return status;
@@ -1108,8 +1112,8 @@ static enum result other_members(struct schema_compiler *compiler, const struct 
         size_t used = 0;
         uint32_t value = NONE;
         bool plain = !keys->count && !count;
-        list[used++] = plain ? json_text_free_string(e)
-                             : expression_repeat(e, json_text_any_character(e, true), 0, -1);
+        list[used++] =
+            plain ? json_text_free_string(e) : expression_repeat(e, json_text_any_character(e, true), 0, -1);
         if (keys->count)
             list[used++] = expression_complement(e, declared);
         for (size_t i = 0; i < count; i++)
@@ -1149,8 +1153,8 @@ static enum result members_node(struct schema_compiler *compiler, const struct k
     }
     after[cap + 1] = most < 0 ? after[cap] : (uint32_t)NONE;
     for (size_t c = 0; c <= cap; c++)
-        from[c] = others == NONE || after[c + 1] == NONE ? (uint32_t)NONE
-                                                         : pair(compiler, others, after[c + 1]);
+        from[c] =
+            others == NONE || after[c + 1] == NONE ? (uint32_t)NONE : pair(compiler, others, after[c + 1]);
     bool optional_to_end = true;
     for (size_t i = n; i-- > 0;) {
         const struct key *key = &keys->items[i];
@@ -1279,12 +1283,13 @@ static enum result shape_node(
 }
 
 static int compare_pointers(const void *a, const void *b) {
-    uintptr_t x = (uintptr_t)*(const struct json *const *)a, y = (uintptr_t)*(const struct json *const *)b;
+    uintptr_t x = (uintptr_t) * (const struct json *const *)a,
+              y = (uintptr_t) * (const struct json *const *)b;
     return (x > y) - (x < y);
 }
 
-static enum result find_goal(
-    struct schema_compiler *compiler, const struct conjunction *conjunction, struct goal **goal, bool *fresh) {
+static enum result find_goal(struct schema_compiler *compiler, const struct conjunction *conjunction,
+    struct goal **goal, bool *fresh) {
     size_t count = conjunction->count, bytes = count * sizeof *conjunction->schemas;
     const struct json **sorted = malloc(bytes + 1);
     if (!sorted)
@@ -1348,8 +1353,8 @@ static enum result compile_goal(
 
 /* ---- from outside ---- */
 
-enum result schema_compiler_create(struct rules *rules, const struct json *root, const char *base, bool strict,
-    bool compact, struct schema_compiler **result) {
+enum result schema_compiler_create(struct rules *rules, const struct json *root, const char *base,
+    bool strict, bool compact, struct schema_compiler **result) {
     struct schema_compiler *compiler = calloc(1, sizeof *compiler);
     *result = compiler;
     if (!compiler)
