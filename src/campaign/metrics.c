@@ -309,11 +309,13 @@ void metrics_step(struct metrics *metrics, const struct engine_counts *world) {
     }
 }
 
-void metrics_end(struct metrics *metrics, enum result outcome, const char *message) {
+void metrics_end(
+    struct metrics *metrics, const struct engine_counts *world, enum result outcome, const char *message) {
     if (!metrics)
         return;
     char kept[4096]; /* `message` is often failure_message(), which a failing write would replace */
     snprintf(kept, sizeof kept, "%s", message);
+    metrics->last = *world;
     take_sample(metrics);
     write_or_warn(metrics, outcome, kept, true);
     if (outcome != OK)

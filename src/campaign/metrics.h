@@ -52,8 +52,9 @@ struct metrics_launch {
 MUST_CHECK enum result metrics_create(const struct metrics_launch *launch, struct metrics **metrics);
 /* After a step: takes a sample and writes the file when it is time. */
 void metrics_step(struct metrics *metrics, const struct engine_counts *world);
-/* The last sample and file. `outcome` is OK, ERROR_STOPPED or what the launch ends with; `message` why. NULL metrics: nothing. */
-void metrics_end(struct metrics *metrics, enum result outcome, const char *message);
+/* The last sample, with the final counts, and file. `outcome` is OK, ERROR_STOPPED or what the launch ends with; `message` why. NULL metrics: nothing. */
+void metrics_end(
+    struct metrics *metrics, const struct engine_counts *world, enum result outcome, const char *message);
 void metrics_free(struct metrics *metrics);
 
 #endif

@@ -105,8 +105,9 @@ static const char style[] =
     "height:auto;display:block}"
     "@media print{figure svg{min-width:0}}"
     "table{border-collapse:collapse;width:100%;font-size:.9rem}th,td{text-align:left;vertical-align:top;"
-    "padding:.25rem .75rem .25rem 0;border-bottom:1px solid var(--line);overflow-wrap:anywhere}"
-    "th{color:var(--soft);font-weight:600;white-space:nowrap}.n{text-align:right;white-space:nowrap}"
+    "padding:.25rem .75rem .25rem 0;border-bottom:1px solid var(--line);overflow-wrap:break-word}"
+    "th{color:var(--soft);font-weight:600;white-space:nowrap}.n{text-align:right;white-space:nowrap;padding-"
+    "right:1.25rem}table+.scroll{margin-top:1rem}td:first-child{overflow-wrap:normal}"
     ".scroll table{min-width:34rem}.note{color:var(--soft)}"
     "svg text{fill:var(--ink);font:12px system-ui,sans-serif}svg .soft{fill:var(--soft)}"
     "svg .title{font-weight:600;font-size:14px}svg .grid{stroke:var(--line);stroke-width:1}"
@@ -317,8 +318,8 @@ static int level_of(double value, double mean) {
 static void heat_legend(struct buffer *page) {
     static const char *const names[LEVELS] = {"\u2264\u00BC", "\u2264\u00BD", "\u2264\u00BE", "\u22641",
         "\u22641.5", "\u22642", "\u22644", ">4 times the mean"};
-    int x = WIDTH - RIGHT - LEVELS * 46 - 92;
-    for (int i = 0; i < LEVELS; i++, x += 46) {
+    int x = WIDTH - RIGHT - LEVELS * 52 - 86;
+    for (int i = 0; i < LEVELS; i++, x += 52) {
         buffer_printf(page,
             "<rect class=\"h%d\" x=\"%d\" y=\"24\" width=\"12\" height=\"12\"/><text x=\"%d\" y=\"34\">", i,
             x, x + 15);
