@@ -10,14 +10,14 @@
 #include <string.h> /* strcmp, strdup, strtok_r */
 #include <unistd.h> /* unlink */
 
-/* Removes the temporary files in one folder; it's fine when there is none. */
-static enum result remove_temporaries(const char *path) {
+/* Removes the temporary files in one folder whose names begin with `begin`; it's fine when there is none. */
+static enum result remove_temporaries(const char *path, const char *begin) {
     DIR *folder = opendir(path);
     if (!folder)
         return errno == ENOENT || errno == ENOTDIR ? OK : fail_errno(ERROR_IO, "%s: cannot list", path);
     enum result status = OK;
     for (struct dirent *entry; status == OK && (entry = readdir(folder));) {
-        if (!is_temporary_name(entry->d_name))
+        if (!is_temporary_name(entry->d_name) || strncmp(entry->d_name, begin, strlen(begin)) != 0)
             continue;
         if (unlinkat(dirfd(folder), entry->d_name, 0) && errno != ENOENT)
             status = fail_errno(
@@ -40,7 +40,7 @@ static enum result remove_phase_temporaries(const char *phase_folder) {
         if (!part_rank(entry->d_name, &rank))
             continue;
         char *path = path_join(phase_folder, entry->d_name);
-        status = path ? remove_temporaries(path) : fail(ERROR_MEMORY, "out of memory for a path");
+        status = path ? remove_temporaries(path, "") : fail(ERROR_MEMORY, "out of memory for a path");
         free(path);
     }
     closedir(folder);
@@ -129,6 +129,8 @@ enum result campaign_sweep(struct campaign *campaign, const char *phase, const c
     enum result status;
     TRY_GOTO(status, requests_identity_of(folder, requests), done);
     TRY_GOTO(status, remove_phase_temporaries(phase_folder), done);
+    /* Of the campaign's own folder only this one: export, which needs no lock, may be writing there. */
+    TRY_GOTO(status, remove_temporaries(folder, ".progress.json."), done);
     TRY_GOTO(status, parts_list(folder, phase, &list), done);
     for (size_t i = 0; i < list.count && status == OK; i++) {
         const char *path = list.parts[i].path;
