@@ -523,7 +523,7 @@ static uint32_t meet(struct expressions *e, uint32_t a, uint32_t b) {
         return b;
     const struct partition *x = partition_at(e, a), *y = partition_at(e, b);
     struct partition met = {.classes = 0};
-    uint16_t pairs[256];
+    uint16_t pairs[256] = {0};
     for (unsigned byte = 0; byte < 256; byte++) {
         uint16_t pair = (uint16_t)(x->class_of[byte] << 8 | y->class_of[byte]);
         uint32_t class = 0;

@@ -493,11 +493,11 @@ enum result grammar_matcher_create(
     if (!grammar->automaton && (status = start_automaton(grammar, vocabulary)) != OK) {
         automaton_free(grammar->automaton);
         grammar->automaton = NULL;
-    }
-    if (status == OK && grammar->automaton->vocabulary != vocabulary)
+    } else if (grammar->automaton->vocabulary != vocabulary) {
         status = fail(ERROR_INTERNAL, "a grammar is used with two vocabularies");
-    if (status == OK)
+    } else {
         status = remember(matcher, grammar->automaton->start);
+    }
     pthread_mutex_unlock(&grammar->lock);
     if (status == OK)
         *result = matcher;
