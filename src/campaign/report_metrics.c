@@ -146,8 +146,12 @@ static double value_at(const struct rank_series *series, const double *values, c
     while (i < last && series->time[i + 1] < time)
         i++;
     size_t j = i < last ? i + 1 : last;
-    double a = values ? values[i * stride] : counts ? (double)counts[i] : 0,
-           b = values ? values[j * stride] : counts ? (double)counts[j] : 0;
+    double a = values   ? values[i * stride]
+               : counts ? (double)counts[i]
+                        : 0,
+           b = values   ? values[j * stride]
+               : counts ? (double)counts[j]
+                        : 0;
     double span = series->time[j] - series->time[i], part = span > 0 ? (time - series->time[i]) / span : 0;
     return a + (b - a) * (part < 0 ? 0 : part > 1 ? 1 : part);
 }
