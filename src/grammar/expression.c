@@ -742,6 +742,20 @@ uint32_t expression_derivative(struct expressions *e, uint32_t a, unsigned char 
     return expression_is_empty(e, derived) ? EXPRESSION_NOTHING : derived;
 }
 
+uint32_t expression_within(struct expressions *e, uint32_t a, int32_t longest) {
+    if (a == EXPRESSION_FAILED || !node_at(e, a)->plain)
+        return a;
+    struct node node = *node_at(e, a);
+    if (node.kind == CONCATENATION)
+        return expression_concatenate(
+            e, expression_within(e, node.a, longest), expression_within(e, node.b, longest));
+    if (node.kind != REPEAT)
+        return a;
+    int32_t least = node.least > longest ? longest + 1 : node.least;
+    int32_t most = node.most > longest ? -1 : node.most;
+    return expression_repeat(e, node.a, least, most);
+}
+
 bool expression_matches(struct expressions *e, uint32_t a, const char *text, size_t bytes) {
     for (size_t i = 0; i < bytes && a != EXPRESSION_NOTHING; i++)
         a = expression_derivative(e, a, (unsigned char)text[i]);

@@ -60,6 +60,9 @@ bool expression_nullable(const struct expressions *expressions, uint32_t a);
 uint32_t expression_derivative(struct expressions *expressions, uint32_t a, unsigned char byte);
 /* Whether `a` has no text; true, too, when the search exceeds its limit (then expressions_check fails). */
 bool expression_is_empty(struct expressions *expressions, uint32_t a);
+/* An expression with the same prefixes of up to `longest` bytes as `a`, and as nullable: counts that so many
+ * bytes cannot reach are dropped, so that states that differ in those alone become equal. */
+uint32_t expression_within(struct expressions *expressions, uint32_t a, int32_t longest);
 bool expression_matches(struct expressions *expressions, uint32_t a, const char *text, size_t bytes);
 
 #endif

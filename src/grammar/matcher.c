@@ -573,9 +573,27 @@ static enum result fresh_mask(struct grammar *grammar, uint32_t number, uint64_t
     return OK;
 }
 
+/* The set whose mask is that of `number`: without the counts that no token is long enough to reach. */
+static enum result set_of_mask(struct grammar *grammar, uint32_t number, uint32_t *masked) {
+    struct automaton *automaton = grammar->automaton;
+    struct set set = *set_at(automaton, number);
+    begin_closure(automaton);
+    automaton->accepting = set.accepting;
+    for (uint32_t i = 0; i < set.count; i++) {
+        struct configuration at = ((struct configuration *)automaton->configurations.data)[set.first + i];
+        if (!(at.state & TOKEN_FLAG))
+            at.state =
+                expression_within(grammar->expressions, at.state, (int32_t)automaton->vocabulary->longest);
+        TRY(add_configuration(automaton, at.state, at.frame));
+    }
+    TRY(expressions_check(grammar->expressions));
+    return intern_found(automaton, masked);
+}
+
 static enum result kept_mask(struct grammar *grammar, uint32_t number, uint64_t *bits) {
     struct automaton *automaton = grammar->automaton;
     size_t words = mask_words(automaton->vocabulary);
+    TRY(set_of_mask(grammar, number, &number));
     uint32_t kept = set_at(automaton, number)->kept;
     if (kept && automaton->mask_sets[kept - 1] == number) {
         memcpy(bits, automaton->masks + (kept - 1) * words, words * sizeof *bits);
