@@ -122,6 +122,34 @@ static void a_large_count_is_one_node(void **state) {
     expressions_free(e);
 }
 
+/* Whether some text of `a` starts with `text`. */
+static bool lives(struct expressions *e, uint32_t a, const char *text, uint32_t length) {
+    for (uint32_t i = 0; i < length && a != EXPRESSION_NOTHING; i++)
+        a = expression_derivative(e, a, (unsigned char)text[i]);
+    return a != EXPRESSION_NOTHING;
+}
+
+static void counts_out_of_reach_do_not_change_prefixes(void **state) {
+    (void)state;
+    uint64_t seed = 0xC0DE;
+    for (int round = 0; round < ROUNDS; round++) {
+        struct expressions *e;
+        struct language language;
+        assert_int_equal(expressions_create(&e), OK);
+        uint32_t all = grow(e, &seed, DEPTH, &language);
+        int32_t longest = 1 + (int32_t)draw(&seed, 3);
+        uint32_t within = expression_within(e, all, longest);
+        assert_int_equal(expression_nullable(e, within), expression_nullable(e, all));
+        for (uint32_t text = 1; text < (uint32_t)2 << longest; text++) {
+            char letters[LONGEST];
+            uint32_t length = text_spell(text, letters);
+            if (lives(e, within, letters, length) != lives(e, all, letters, length))
+                fail_msg("round %d: %.*s", round, (int)length, letters);
+        }
+        expressions_free(e);
+    }
+}
+
 static void multiples_are_told_by_their_digits(void **state) {
     (void)state;
     struct expressions *e;
@@ -137,6 +165,7 @@ static void multiples_are_told_by_their_digits(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(random_expressions_have_their_texts),
         cmocka_unit_test(ranges_of_characters_are_exact), cmocka_unit_test(a_large_count_is_one_node),
+        cmocka_unit_test(counts_out_of_reach_do_not_change_prefixes),
         cmocka_unit_test(multiples_are_told_by_their_digits)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
