@@ -2,6 +2,7 @@
 #include "grammar/regex.h"
 #include "grammar/rules.h"
 #include "grammar/schema.h"
+#include "grammar/tools.h"
 
 static enum result compile_schema_text(struct rules *rules, struct json_document *document, const char *text,
     size_t bytes, const struct grammar_specification *specification, uint32_t *root) {
@@ -34,6 +35,14 @@ static enum result compile_pattern(
     return OK;
 }
 
+static enum result compile_tools(struct rules *rules, struct json_document *document,
+    const struct grammar_specification *specification, uint32_t *root) {
+    const struct json *tools = NULL;
+    enum result status = json_parse(document, specification->text, specification->bytes, &tools);
+    return status == OK ? tools_compile(rules, tools, specification, root)
+                        : fail_context(status, "the tools are not JSON");
+}
+
 static enum result compile_root(struct rules *rules, struct json_document *document,
     const struct grammar_specification *specification, uint32_t *root) {
     static const char any_object[] = "{\"type\":\"object\"}";
@@ -46,9 +55,9 @@ static enum result compile_root(struct rules *rules, struct json_document *docum
     case GRAMMAR_REGEX:
         return compile_pattern(rules, specification, root);
     case GRAMMAR_TOOLS:
-        break;
+        return compile_tools(rules, document, specification, root);
     }
-    return fail(ERROR_INPUT, "tool calls cannot be constrained");
+    return fail(ERROR_INTERNAL, "unknown kind of grammar");
 }
 
 enum result grammar_compile(const struct grammar_specification *specification, struct grammar **grammar) {

@@ -1224,7 +1224,7 @@ static uint32_t nested(struct schema_compiler *compiler, const char *name, uint3
 }
 
 static enum result listed_node(struct schema_compiler *compiler, const struct conjunction *shape,
-    const struct json *list, bool only, uint32_t *node) {
+    const struct json *list, bool only, unsigned wanted, uint32_t *node) {
     uint32_t *all = malloc((list->count + 1) * sizeof *all);
     size_t count = 0;
     enum result status = all ? OK : out_of_memory();
@@ -1232,7 +1232,7 @@ static enum result listed_node(struct schema_compiler *compiler, const struct co
          value = only ? NULL : value->next) {
         bool fits = false;
         status = fits_shape(compiler, value, shape, &fits);
-        if (status == OK && fits)
+        if (status == OK && fits && (value->kind != JSON_STRING || wanted & TYPE_STRING))
             all[count++] = value_node(compiler, value);
     }
     *node = count ? rules_choice(compiler->rules, all, count) : (uint32_t)NONE;
@@ -1243,13 +1243,13 @@ static enum result listed_node(struct schema_compiler *compiler, const struct co
 }
 
 static enum result shape_node(
-    struct schema_compiler *compiler, const struct conjunction *shape, uint32_t *node) {
+    struct schema_compiler *compiler, const struct conjunction *shape, unsigned wanted, uint32_t *node) {
     uint32_t all[7], expression = EXPRESSION_NOTHING, count = 0;
     bool only = false;
     const struct json *list = enum_of(shape, &only);
     if (list)
-        return listed_node(compiler, shape, list, only, node);
-    unsigned types = shape_types(compiler, shape);
+        return listed_node(compiler, shape, list, only, wanted, node);
+    unsigned types = shape_types(compiler, shape) & wanted;
     if (types & TYPE_NULL)
         all[count++] = text_node(compiler, "null");
     if (types & TYPE_BOOLEAN) {
@@ -1277,7 +1277,7 @@ static enum result shape_node(
         count += all[count] != NONE;
     }
     *node = count ? rules_choice(compiler->rules, all, count) : (uint32_t)NONE;
-    if (!types)
+    if (!types && shape->count)
         nothing_fits(compiler, shape->schemas[0], "the types of several schemas exclude each other");
     return OK;
 }
@@ -1334,7 +1334,7 @@ static enum result compile_goal(
         if (status == OK && !(all = malloc((shapes.count + 1) * sizeof *all)))
             status = out_of_memory();
         for (size_t i = 0; status == OK && i < shapes.count; i++) {
-            status = shape_node(compiler, &shapes.items[i], &all[count]);
+            status = shape_node(compiler, &shapes.items[i], ~0u, &all[count]);
             count += status == OK && all[count] != NONE;
         }
         goal->possible = count > 0;
@@ -1390,4 +1390,87 @@ enum result schema_compile(struct schema_compiler *compiler, const struct json *
     free_conjunction(&goal);
     TRY(status);
     return *node == NONE ? fail(ERROR_INPUT, "%s", compiler->impossible) : OK;
+}
+
+/* The strings that fit a shape, as they are. */
+static enum result raw_strings(
+    struct schema_compiler *compiler, const struct conjunction *shape, uint32_t *expression) {
+    bool only = false;
+    const struct json *list = enum_of(shape, &only);
+    *expression = EXPRESSION_NOTHING;
+    if (!list)
+        return shape_types(compiler, shape) & TYPE_STRING
+                   ? string_expression(compiler, shape, false, expression)
+                   : OK;
+    for (const struct json *value = only ? list : list->first; value; value = only ? NULL : value->next) {
+        bool fits = false;
+        TRY(fits_shape(compiler, value, shape, &fits));
+        if (!fits || value->kind != JSON_STRING)
+            continue;
+        uint32_t both[] = {*expression, expression_literal(compiler->expressions, value->text, value->bytes)};
+        *expression = expression_either(compiler->expressions, both, 2);
+    }
+    return OK;
+}
+
+static enum result compile_parameter(
+    struct schema_compiler *compiler, const struct conjunction *goal, struct schema_parameter *parameter) {
+    struct shapes shapes = {0};
+    enum result status = open_goal(compiler, goal, &shapes);
+    uint32_t *all = malloc((shapes.count + 1) * sizeof *all), raw = EXPRESSION_NOTHING;
+    size_t count = 0;
+    if (status == OK && !all)
+        status = out_of_memory();
+    parameter->raw = EXPRESSION_NOTHING;
+    for (size_t i = 0; status == OK && i < shapes.count; i++) {
+        status = raw_strings(compiler, &shapes.items[i], &raw);
+        uint32_t both[] = {parameter->raw, raw};
+        parameter->raw = expression_either(compiler->expressions, both, 2);
+        if (status == OK)
+            status = shape_node(compiler, &shapes.items[i], ~(unsigned)TYPE_STRING, &all[count]);
+        count += status == OK && all[count] != NONE;
+    }
+    parameter->others = count ? rules_choice(compiler->rules, all, count) : RULES_FAILED;
+    free(all);
+    free_shapes(&shapes);
+    return status;
+}
+
+static enum result compile_parameters(struct schema_compiler *compiler, const struct conjunction *shape,
+    schema_take_parameter take, void *context) {
+    struct keys keys = {0};
+    enum result status = collect_keys(shape, &keys);
+    for (size_t i = 0; status == OK && i < keys.count; i++) {
+        struct schema_parameter parameter = {
+            .name = keys.items[i].text, .bytes = keys.items[i].bytes, .required = keys.items[i].required};
+        struct key_choice choice = {.key = parameter.name, .bytes = parameter.bytes};
+        struct conjunction goal = {0};
+        status = key_goal(compiler, shape, &choice, &goal);
+        if (status == OK)
+            status = compile_parameter(compiler, &goal, &parameter);
+        free_conjunction(&goal);
+        bool possible = parameter.raw != EXPRESSION_NOTHING || parameter.others != RULES_FAILED;
+        if (status == OK && !possible && parameter.required)
+            status = fail(ERROR_INPUT, "%s", compiler->impossible);
+        else if (status == OK && possible)
+            status = take(context, &parameter);
+    }
+    free(keys.items);
+    return status;
+}
+
+enum result schema_compile_parameters(
+    struct schema_compiler *compiler, const struct json *schema, schema_take_parameter take, void *context) {
+    struct conjunction goal = {0};
+    struct shapes shapes = {0};
+    enum result status = schema ? add_schema(&goal, schema) : OK;
+    if (status == OK)
+        status = open_goal(compiler, &goal, &shapes);
+    if (status == OK && shapes.count != 1)
+        status = refuse(compiler, schema, "parameters of a tool must be one object, without anyOf or oneOf");
+    if (status == OK)
+        status = compile_parameters(compiler, &shapes.items[0], take, context);
+    free_shapes(&shapes);
+    free_conjunction(&goal);
+    return status;
 }

@@ -20,4 +20,19 @@ void schema_compiler_free(struct schema_compiler *compiler); /* NULL is allowed 
 MUST_CHECK enum result schema_compile(
     struct schema_compiler *compiler, const struct json *schema, uint32_t *node);
 
+/* A parameter of a tool: its strings as an expression over their raw text (EXPRESSION_NOTHING: none), and all
+ * other values as a node (RULES_FAILED: none). */
+struct schema_parameter {
+    const char *name;
+    size_t bytes;
+    bool required;
+    uint32_t raw, others;
+};
+
+typedef enum result (*schema_take_parameter)(void *context, const struct schema_parameter *parameter);
+
+/* Calls `take` for each key that a schema of objects declares, in order. */
+MUST_CHECK enum result schema_compile_parameters(
+    struct schema_compiler *compiler, const struct json *schema, schema_take_parameter take, void *context);
+
 #endif

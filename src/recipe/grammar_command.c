@@ -55,8 +55,15 @@ static enum result read_specification(
         specification->kind = GRAMMAR_JSON_OBJECT;
         return OK;
     }
+    const struct json *tools = json_member(line, "tools"), *choice = json_member(line, "tool_choice");
+    if (tools) {
+        specification->kind = GRAMMAR_TOOLS;
+        specification->tool_choice = json_is_text(choice, "required") ? GRAMMAR_TOOLS_REQUIRED
+                                     : json_is_text(choice, "none")   ? GRAMMAR_TOOLS_NONE
+                                                                      : GRAMMAR_TOOLS_AUTO;
+    }
     bool is_regex = pattern || json_is_text(kind, "regex");
-    const struct json *given = pattern ? pattern : schema ? schema : spec;
+    const struct json *given = tools ? tools : pattern ? pattern : schema ? schema : spec;
     if (!given || (is_regex && given->kind != JSON_STRING))
         return fail(ERROR_INPUT, "give 'schema', or 'pattern' (a string), or 'kind' and 'spec'");
     bool raw = is_regex || (json_is_text(kind, "schema_text") && given->kind == JSON_STRING);
@@ -65,7 +72,8 @@ static enum result read_specification(
         buffer_append(&work->text, given->text, given->bytes);
     else
         append_value(&work->text, given);
-    specification->kind = is_regex ? GRAMMAR_REGEX : GRAMMAR_SCHEMA;
+    if (!tools)
+        specification->kind = is_regex ? GRAMMAR_REGEX : GRAMMAR_SCHEMA;
     specification->text = work->text.data ? work->text.data : "";
     specification->bytes = work->text.bytes;
     return OK;
@@ -227,7 +235,8 @@ enum result command_grammar(int argc, char **argv) {
         .summary =
             "Says which texts fit a JSON Schema or a regular expression, as JSON lines on standard output.",
         .notes =
-            "A line of the input is an object: name; schema, or pattern, or kind (schema, schema_text, "
+            "A line of the input is an object: name; schema, pattern, tools with tool_choice, or kind "
+            "(schema, schema_text, "
             "regex,\n"
             "json_object) and spec; strict (true or false), whitespace (flexible or none); accept and\n"
             "reject (texts), or prefix_text. A line of the output: name and, for each text, whether it\n"

@@ -73,6 +73,7 @@ def check_masks():
 
 check_texts(schema_lines())
 check_texts([dict(line, name=line["pattern"]) for line in lines_of("regex_cases")])
+check_texts(lines_of("tool_cases"))
 check_refusals()
 check_masks()
 print("\n".join(failures) or "all vectors hold")

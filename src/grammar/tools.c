@@ -1,0 +1,140 @@
+#include "grammar/tools.h"
+
+#include "grammar/schema.h"
+
+#include <string.h> /* strlen, strcmp */
+
+#define MARKER                                                                                               \
+    "\xEF\xBD\x9C"                                                                                           \
+    "DSML"                                                                                                   \
+    "\xEF\xBD\x9C"
+enum { TOOLS_LIMIT = 1024 };
+
+struct tool {
+    struct rules *rules;
+    const struct grammar_specification *specification;
+    uint32_t body; /* all parameters so far */
+};
+
+static uint32_t text(struct rules *rules, const char *bytes, size_t count) {
+    return rules_terminal(rules, expression_literal(rules_expressions(rules), bytes, count));
+}
+
+static uint32_t words(struct rules *rules, const char *bytes) {
+    return text(rules, bytes, strlen(bytes));
+}
+
+/* `before`, the marker as its token or in bytes, `behind`. */
+static uint32_t tag(const struct tool *tool, const char *before, const char *behind) {
+    uint32_t either[] = {words(tool->rules, MARKER), RULES_FAILED};
+    bool token = tool->specification->marker_token != GRAMMAR_NO_TOKEN;
+    if (token)
+        either[1] = rules_token(tool->rules, tool->specification->marker_token);
+    uint32_t all[] = {words(tool->rules, before), rules_choice(tool->rules, either, token ? 2 : 1),
+        words(tool->rules, behind)};
+    return rules_sequence(tool->rules, all, 3);
+}
+
+/* Any text that does not hold `part`. */
+static uint32_t without(struct expressions *e, const char *part) {
+    uint32_t any = expression_any_utf8(e);
+    uint32_t holds = expression_concatenate(
+        e, any, expression_concatenate(e, expression_literal(e, part, strlen(part)), any));
+    uint32_t both[] = {any, expression_complement(e, holds)};
+    return expression_both(e, both, 2);
+}
+
+static enum result add_parameter(void *context, const struct schema_parameter *parameter) {
+    struct tool *tool = context;
+    struct rules *rules = tool->rules;
+    struct expressions *e = rules_expressions(rules);
+    uint32_t ways[2], count = 0;
+    uint32_t raw_list[] = {parameter->raw, without(e, "</" MARKER " parameter>")};
+    uint32_t raw = expression_both(e, raw_list, 2);
+    if (!expression_is_empty(e, raw)) {
+        uint32_t way[] = {words(rules, "\" string=\"true\">"), rules_terminal(rules, raw)};
+        ways[count++] = rules_sequence(rules, way, 2);
+    }
+    if (parameter->others != RULES_FAILED) {
+        uint32_t way[] = {words(rules, "\" string=\"false\">"), parameter->others};
+        ways[count++] = rules_sequence(rules, way, 2);
+    }
+    if (!count)
+        return parameter->required
+                   ? fail(ERROR_INPUT, "no value fits the parameter \"%.100s\"", parameter->name)
+                   : OK;
+    uint32_t all[] = {tag(tool, "<", " parameter name=\""), text(rules, parameter->name, parameter->bytes),
+        rules_choice(rules, ways, count), tag(tool, "</", " parameter>\n")};
+    uint32_t whole = rules_sequence(rules, all, 4), none = rules_sequence(rules, NULL, 0);
+    uint32_t maybe[] = {none, whole};
+    uint32_t both[] = {tool->body, parameter->required ? whole : rules_choice(rules, maybe, 2)};
+    tool->body = rules_sequence(rules, both, 2);
+    return OK;
+}
+
+static enum result compile_tool(struct tool *tool, const struct json *function, uint32_t *node) {
+    const struct json *name = json_member(function, "name"),
+                      *parameters = json_member(function, "parameters");
+    struct schema_compiler *compiler = NULL;
+    static const struct json nothing = {.kind = JSON_OBJECT};
+    if (!name || name->kind != JSON_STRING || !name->bytes || strpbrk(name->text, "\"<>\n"))
+        return fail(ERROR_INPUT, "a tool's function needs a 'name' without quotes, brackets and line ends");
+    const struct json *schema = parameters && parameters->kind != JSON_NULL ? parameters : &nothing;
+    tool->body = rules_sequence(tool->rules, NULL, 0);
+    TRY(schema_compiler_create(
+        tool->rules, schema, "parameters", true, tool->specification->compact, &compiler));
+    enum result status = schema_compile_parameters(compiler, schema, add_parameter, tool);
+    schema_compiler_free(compiler);
+    if (status != OK)
+        return fail_context(status, "tool \"%.100s\"", name->text);
+    uint32_t all[] = {tag(tool, "<", " invoke name=\""), text(tool->rules, name->text, name->bytes),
+        words(tool->rules, "\">\n"), tool->body, tag(tool, "</", " invoke>\n")};
+    *node = rules_sequence(tool->rules, all, 5);
+    return OK;
+}
+
+static enum result compile_calls(struct tool *tool, const struct json *tools, uint32_t *node) {
+    const struct grammar_specification *specification = tool->specification;
+    bool named = specification->tool_choice == GRAMMAR_TOOLS_NAMED;
+    uint32_t calls[TOOLS_LIMIT];
+    size_t count = 0;
+    for (const struct json *item = tools->first; item; item = item->next) {
+        const struct json *function = json_member(item, "function");
+        if (named && !json_is_text(json_member(function, "name"), specification->tool_name))
+            continue;
+        if (count == TOOLS_LIMIT)
+            return fail(ERROR_INPUT, "more than %d tools", TOOLS_LIMIT);
+        TRY(compile_tool(tool, function, &calls[count++]));
+    }
+    if (!count)
+        return fail(ERROR_INPUT, "there is no such tool to call");
+    uint32_t call = rules_choice(tool->rules, calls, count);
+    uint32_t all[] = {tag(tool, "<", " calls>\n"),
+        rules_repeat(tool->rules, call, 1, named || specification->one_call ? 1 : -1),
+        tag(tool, "</", " calls>")};
+    *node = rules_sequence(tool->rules, all, 3);
+    return OK;
+}
+
+enum result tools_compile(struct rules *rules, const struct json *tools,
+    const struct grammar_specification *specification, uint32_t *root) {
+    struct tool tool = {.rules = rules, .specification = specification};
+    if (tools->kind != JSON_ARRAY)
+        return fail(ERROR_INPUT, "'tools' must be a list");
+    enum grammar_tool_choice choice = specification->tool_choice;
+    uint32_t free_text = rules_terminal(rules, without(rules_expressions(rules), "<" MARKER " calls>"));
+    uint32_t calls = RULES_FAILED;
+    *root = free_text;
+    if (choice == GRAMMAR_TOOLS_NONE)
+        return OK;
+    TRY(compile_calls(&tool, tools, &calls));
+    if (choice == GRAMMAR_TOOLS_AUTO) {
+        uint32_t maybe[] = {rules_sequence(rules, NULL, 0), calls};
+        uint32_t all[] = {free_text, rules_choice(rules, maybe, 2)};
+        *root = rules_sequence(rules, all, 2);
+    } else {
+        uint32_t all[] = {words(rules, "\n\n"), calls};
+        *root = rules_sequence(rules, all, 2);
+    }
+    return OK;
+}
