@@ -11,6 +11,8 @@ import signal
 import sys
 import time
 
+import h5py
+
 import campaigns
 from campaigns import (
     CONFLICT,
@@ -143,6 +145,30 @@ def stops_lose_no_token(folder):
         check(stops >= 1, f"{phases}: no stop in {launches} launches")  # how many depends on the load
         check(drawn == total_tokens(expected), f"{phases}: {drawn} tokens drawn for {total_tokens(expected)}")
         print(f"{' and '.join(phases)}: {stops} stops, {drawn} tokens drawn once each")
+
+
+def no_prompt_for_nothing(folder):
+    """Launches that know their end begin no prompt that would not end in time: over all of them hardly any prompt token is run twice.
+    (Without that, each launch would lose a step's worth of prompts, and a long prompt might never end.)"""
+    lines = [
+        json.dumps(chat(f"long-{i}", f"Number {i}. " + "Tell me a story about a fox. " * 300, temperature=0, max_tokens=4))
+        for i in range(60)
+    ]
+    campaign = prepared(folder, lines)
+    ran, launches, code = 0, 0, STOPPED
+    while code == STOPPED:
+        launches += 1
+        check(launches < 60, "prefill makes no progress")
+        launch = Launch(["prefill", "--campaign", campaign, "--threads", "1", "--step-tokens", "256", "--grace", "10", "--until", "+13"], RANKS)
+        code = launch.wait()
+        check(code in (DONE, STOPPED), f"exit {code}\n{launch.output()}")
+        with open(os.path.join(campaign, "progress.json"), encoding="utf-8") as file:
+            ran += json.load(file)["prompt_tokens"]
+    with h5py.File(os.path.join(campaign, "requests.h5"), "r") as file:
+        tokens = int(file["token_ids"].shape[0])
+    print(f"{launches} launches ran {ran} prompt tokens of {tokens}")
+    check(launches > 1, "the first launch did it all")
+    check(ran < 1.03 * tokens, f"{ran} prompt tokens were run for {tokens}")
 
 
 def no_grace(folder):
@@ -318,6 +344,7 @@ TESTS = {
     for test in (
         stop_by_signal,
         stops_lose_no_token,
+        no_prompt_for_nothing,
         no_grace,
         impossible_ends,
         second_launch,
