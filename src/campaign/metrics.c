@@ -98,9 +98,9 @@ static enum result gather_hosts(struct metrics *metrics) {
     enum result status =
         all && metrics->hosts ? OK : fail(ERROR_MEMORY, "out of memory for the names of hosts");
     status = ranks_agree(ranks->world, status);
-    if (status == OK)
+    if (status == OK && all)
         status = group_all_gather(ranks->world, "start: hosts", own, sizeof own, all);
-    for (int32_t r = 0; status == OK && all && r < ranks->count; r++) {
+    for (int32_t r = 0; status == OK && all && metrics->hosts && r < ranks->count; r++) {
         if (r)
             strcat(metrics->hosts, " ");
         strcat(metrics->hosts, all + (size_t)r * HOST_BYTES);
@@ -282,7 +282,12 @@ static enum result begin(struct metrics *metrics, const struct metrics_launch *l
 enum result metrics_create(const struct metrics_launch *launch, struct metrics **metrics) {
     struct metrics *made = calloc(1, sizeof *made);
     enum result status = made ? begin(made, launch) : fail(ERROR_MEMORY, "out of memory for metrics");
-    TRY_GOTO(status, ranks_agree(launch->ranks->world, status), done);
+    *metrics = NULL;
+    status = ranks_agree(launch->ranks->world, status);
+    if (status != OK || !made) {
+        metrics_free(made);
+        return status;
+    }
     TRY_GOTO(status, choose_path(made), done);
     TRY_GOTO(status, gather_hosts(made), done);
     take_sample(made);
@@ -292,7 +297,6 @@ enum result metrics_create(const struct metrics_launch *launch, struct metrics *
     return OK;
 done:
     metrics_free(made);
-    *metrics = NULL;
     return status;
 }
 

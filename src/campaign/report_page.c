@@ -187,7 +187,9 @@ static double place_y(double value, double least, double most) {
 }
 
 static void y_axis(struct buffer *page, double least, double most, double step) {
-    for (double value = least; value <= most + step / 2; value += step) {
+    const int ticks = (int)((most - least) / step + 1.5);
+    for (int tick = 0; tick < ticks; tick++) {
+        const double value = least + tick * step;
         double y = place_y(value, least, most);
         buffer_printf(page, "<line class=\"grid\" x1=\"%d\" x2=\"%d\" y1=\"%.1f\" y2=\"%.1f\"/>", LEFT,
             WIDTH - RIGHT, y, y);
@@ -270,8 +272,9 @@ void plot_lines(struct buffer *page, const struct plot *plot) {
     begin_plot(page, plot->title, plot->description, HEIGHT);
     y_axis(page, plot->floor, most, step);
     double x_step = tick_step(x_most > 0 ? x_most : 1, 8);
-    for (double value = 0; value <= x_most + x_step * 1e-6; value += x_step)
-        x_tick(page, place_x(value, x_most), value);
+    const int ticks = (int)(x_most / x_step + 1 + 1e-6);
+    for (int tick = 0; tick < ticks; tick++)
+        x_tick(page, place_x(tick * x_step, x_most), tick * x_step);
     draw_marks(page, plot, x_most);
     for (int l = 0; l < plot->line_count; l++)
         draw_line(page, plot, l, x_most, plot->floor, most);

@@ -80,7 +80,7 @@ static enum result add_failed(
         return fail(ERROR_MEMORY, "out of memory for the table of errors");
     results->failed++;
     count_code(results, code);
-    struct request_head head;
+    struct request_head head = {0};
     enum result status =
         results->error_count < REPORT_ERRORS ? requests_read_head(reader->requests, request, &head) : OK;
     if (status != OK || results->error_count == REPORT_ERRORS) {

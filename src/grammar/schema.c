@@ -92,6 +92,11 @@ static enum result refuse(
     return at_schema(compiler, fail(ERROR_INPUT, "%s", what), schema);
 }
 
+/* Whose place stands for the whole conjunction; NULL when it has none. */
+static const struct json *first_schema(const struct conjunction *conjunction) {
+    return conjunction->count && conjunction->schemas ? conjunction->schemas[0] : NULL;
+}
+
 /* Remembers why nothing fits; the first reason of a conjunction is the best. */
 static void nothing_fits(struct schema_compiler *compiler, const struct json *schema, const char *why) {
     struct buffer path = {0};
@@ -170,8 +175,11 @@ static enum result new_shape(struct shapes *shapes, struct conjunction **shape) 
 /* ---- references ---- */
 
 static int hex_digit(char c) {
-    const char *digits = "0123456789abcdef", *found = c ? strchr(digits, c | 0x20) : NULL;
-    return c >= '0' && c <= '9' ? c - '0' : found ? (int)(found - digits) : -1;
+    if (c >= '0' && c <= '9')
+        return c - '0';
+    if (c >= 'a' && c <= 'f')
+        return c - 'a' + 10;
+    return c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
 }
 
 /* The next step of a JSON pointer, with %XX, ~0 and ~1 read; false when it is malformed. */
@@ -180,9 +188,10 @@ static bool read_step(const char **at, const char *end, struct buffer *step) {
     for (++*at; *at < end && **at != '/'; ++*at) {
         char c = **at;
         if (c == '%') {
-            if (end - *at < 3 || hex_digit((*at)[1]) < 0 || hex_digit((*at)[2]) < 0)
+            int high = end - *at < 3 ? -1 : hex_digit((*at)[1]), low = high < 0 ? -1 : hex_digit((*at)[2]);
+            if (high < 0 || low < 0)
                 return false;
-            c = (char)(hex_digit((*at)[1]) << 4 | hex_digit((*at)[2]));
+            c = (char)(high * 16 + low);
             *at += 2;
         }
         buffer_append(step, &c, 1);
@@ -429,7 +438,7 @@ static enum result string_expression(
     size_t count = 0;
     int32_t least = largest(shape, "minLength"), most = smallest(shape, "maxLength");
     if (most >= 0 && least > most) {
-        nothing_fits(compiler, shape->schemas[0], "'minLength' is above 'maxLength'");
+        nothing_fits(compiler, first_schema(shape), "'minLength' is above 'maxLength'");
         *expression = EXPRESSION_NOTHING;
         return OK;
     }
@@ -451,7 +460,7 @@ static enum result string_expression(
     else
         *expression = json ? json_text_free_string(e) : expression_any_utf8(e);
     if (count && expression_is_empty(e, *expression)) {
-        nothing_fits(compiler, shape->schemas[0], "'pattern', 'format' and lengths contradict each other");
+        nothing_fits(compiler, first_schema(shape), "'pattern', 'format' and lengths contradict each other");
         *expression = EXPRESSION_NOTHING;
     }
     return expressions_check(e);
@@ -506,14 +515,14 @@ static enum result numbers_expression(
         }
     }
     if (status == OK && !number_expression(compiler->expressions, &read->bounds, expression))
-        status = refuse(compiler, shape->schemas[0], "'multipleOf' has too many digits");
+        status = refuse(compiler, first_schema(shape), "'multipleOf' has too many digits");
     free(read);
     TRY(status);
     bool empty = expression_is_empty(compiler->expressions, *expression);
     TRY(expressions_check(compiler->expressions));
     if (empty) {
         nothing_fits(
-            compiler, shape->schemas[0], "the bounds and 'multipleOf' of numbers contradict each other");
+            compiler, first_schema(shape), "the bounds and 'multipleOf' of numbers contradict each other");
         *expression = EXPRESSION_NOTHING;
     }
     return OK;
@@ -988,7 +997,7 @@ static enum result array_node(
     }
     *node = NONE;
     if (status == OK && most >= 0 && least > most)
-        nothing_fits(compiler, shape->schemas[0], "'minItems' is above what 'maxItems' and 'items' allow");
+        nothing_fits(compiler, first_schema(shape), "'minItems' is above what 'maxItems' and 'items' allow");
     else if (status == OK) {
         struct rules *rules = compiler->rules;
         uint32_t rest = NONE, close = text_node(compiler, "]"), all[3], count = 0;
@@ -1138,7 +1147,7 @@ static enum result members_node(struct schema_compiler *compiler, const struct k
     size_t cap = keys->count ? (size_t)(most < 0 ? least : most) : 1, n = keys->count;
     if ((n + 1) * (cap + 2) > GRID_LIMIT)
         return fail(ERROR_INPUT, "'minProperties' or 'maxProperties' is too large beside 'properties'");
-    uint32_t *after = malloc((cap + 2) * sizeof *after), *from = malloc((cap + 2) * sizeof *from);
+    uint32_t *after = malloc((cap + 2) * sizeof *after), *from = calloc(cap + 2, sizeof *from);
     if (!after || !from) {
         free(after);
         free(from);
@@ -1208,8 +1217,7 @@ static enum result object_node(
         *node = pair(compiler, pair(compiler, text_node(compiler, "{"), compiler->blanks),
             rules_choice(compiler->rules, all, count));
     else if (status == OK && possible)
-        nothing_fits(compiler, shape->count ? shape->schemas[0] : NULL,
-            "counts and keys of an object contradict each other");
+        nothing_fits(compiler, first_schema(shape), "counts and keys of an object contradict each other");
     free(keys.items);
     return status;
 }
@@ -1237,7 +1245,7 @@ static enum result listed_node(struct schema_compiler *compiler, const struct co
     }
     *node = count ? rules_choice(compiler->rules, all, count) : (uint32_t)NONE;
     if (status == OK && !count)
-        nothing_fits(compiler, shape->schemas[0], "no value of 'enum' or 'const' fits the other keywords");
+        nothing_fits(compiler, first_schema(shape), "no value of 'enum' or 'const' fits the other keywords");
     free(all);
     return status;
 }
@@ -1278,7 +1286,7 @@ static enum result shape_node(
     }
     *node = count ? rules_choice(compiler->rules, all, count) : (uint32_t)NONE;
     if (!types && shape->count)
-        nothing_fits(compiler, shape->schemas[0], "the types of several schemas exclude each other");
+        nothing_fits(compiler, first_schema(shape), "the types of several schemas exclude each other");
     return OK;
 }
 
@@ -1309,7 +1317,7 @@ static enum result find_goal(struct schema_compiler *compiler, const struct conj
         return out_of_memory();
     }
     struct buffer path = {0};
-    append_place(compiler, &path, count ? conjunction->schemas[0] : NULL);
+    append_place(compiler, &path, first_schema(conjunction));
     **goal = (struct goal){.schemas = sorted, .count = count, .possible = true, .next = compiler->goals};
     (*goal)->rule = rules_declare(compiler->rules, path.data, false);
     buffer_free(&path);
@@ -1329,7 +1337,7 @@ static enum result compile_goal(
         uint32_t *all = NULL;
         size_t count = 0;
         if (++compiler->depth > NESTING_LIMIT)
-            return refuse(compiler, conjunction->schemas[0], "nested deeper than 256 schemas");
+            return refuse(compiler, first_schema(conjunction), "nested deeper than 256 schemas");
         enum result status = open_goal(compiler, conjunction, &shapes);
         if (status == OK && !(all = malloc((shapes.count + 1) * sizeof *all)))
             status = out_of_memory();

@@ -54,12 +54,14 @@ static void close_nodes(
 }
 
 static void build_trie(struct grammar_vocabulary *vocabulary, const uint32_t *order, uint32_t tokens) {
-    size_t open[TOKEN_BYTES_LIMIT];
+    size_t open[TOKEN_BYTES_LIMIT] = {0};
     uint32_t depth = 0, previous_length = 0;
     const char *previous = "";
     for (uint32_t i = 0; i < tokens; i++) {
         uint32_t length = 0, common = 0;
         const char *text = text_of(vocabulary, order[i], &length);
+        if (!length)
+            continue; /* without bytes it is no part of a text */
         while (common < length && common < previous_length && text[common] == previous[common])
             common++;
         if (common == length && length == previous_length) {
