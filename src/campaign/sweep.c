@@ -29,15 +29,23 @@ static enum result remove_temporaries(const char *path, const char *begin) {
     return status;
 }
 
-/* The same in all rank folders of a phase. */
-static enum result remove_phase_temporaries(const char *phase_folder) {
+static bool is_rank_folder(const char *name) {
+    int32_t rank;
+    return part_rank(name, &rank);
+}
+
+static bool is_launch_folder(const char *name) {
+    return !strncmp(name, "launch-", 7);
+}
+
+/* The same in all folders of a folder whose names are wanted. */
+static enum result remove_temporaries_below(const char *phase_folder, bool (*is_wanted)(const char *name)) {
     DIR *folder = opendir(phase_folder);
     if (!folder)
         return errno == ENOENT ? OK : fail_errno(ERROR_IO, "%s: cannot list", phase_folder);
     enum result status = OK;
-    int32_t rank;
     for (struct dirent *entry; status == OK && (entry = readdir(folder));) {
-        if (!part_rank(entry->d_name, &rank))
+        if (!is_wanted(entry->d_name))
             continue;
         char *path = path_join(phase_folder, entry->d_name);
         status = path ? remove_temporaries(path, "") : fail(ERROR_MEMORY, "out of memory for a path");
@@ -123,14 +131,15 @@ enum result campaign_sweep(struct campaign *campaign, const char *phase, const c
     const char *folder = campaign_folder(campaign);
     char requests[HASH_DIGITS + 1];
     struct part_list list = {0};
-    char *phase_folder = path_join(folder, phase);
-    if (!phase_folder)
+    char *phase_folder = path_join(folder, phase), *metrics_folder = path_join(folder, "metrics");
+    if (!phase_folder || !metrics_folder)
         return fail(ERROR_MEMORY, "out of memory for a path");
     enum result status;
     TRY_GOTO(status, requests_identity_of(folder, requests), done);
-    TRY_GOTO(status, remove_phase_temporaries(phase_folder), done);
+    TRY_GOTO(status, remove_temporaries_below(phase_folder, is_rank_folder), done);
     /* Of the campaign's own folder only this one: export, which needs no lock, may be writing there. */
     TRY_GOTO(status, remove_temporaries(folder, ".progress.json."), done);
+    TRY_GOTO(status, remove_temporaries_below(metrics_folder, is_launch_folder), done);
     TRY_GOTO(status, parts_list(folder, phase, &list), done);
     for (size_t i = 0; i < list.count && status == OK; i++) {
         const char *path = list.parts[i].path;
@@ -142,6 +151,7 @@ enum result campaign_sweep(struct campaign *campaign, const char *phase, const c
 done:
     part_list_free(&list);
     free(phase_folder);
+    free(metrics_folder);
     return status;
 }
 
