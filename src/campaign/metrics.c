@@ -1,10 +1,10 @@
 #include "campaign/metrics.h"
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/stopwatch.h"
 #include "campaign/progress.h" /* monotonic_seconds */
 #include "cluster/collectives.h"
-#include "schedule/admission.h" /* wall_clock */
 
 #include <dirent.h>   /* opendir */
 #include <errno.h>    /* errno */

@@ -7,6 +7,7 @@
 #include "campaign/phases.h"
 
 #include "base/buffer.h"
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/signals.h"
 #include "campaign/campaign.h"
@@ -24,7 +25,6 @@
 #include "campaign/walltime.h"
 #include "cluster/collectives.h"
 #include "model/sequence.h"
-#include "schedule/admission.h" /* wall_clock */
 #include "schedule/engine.h"
 
 #include <stdio.h>  /* snprintf */

@@ -1,5 +1,6 @@
 #include "campaign/progress.h"
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "campaign/prometheus.h"
 
@@ -33,12 +34,6 @@ void progress_begin(struct phase_progress *progress, const struct campaign *camp
     progress->written = 0;
 }
 
-static double unix_seconds(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
-
 static void write_file(const struct phase_progress *progress, const struct engine_counts *counts, double now,
     bool is_last, bool finished) {
     const struct progress file = {
@@ -62,7 +57,7 @@ static void write_file(const struct phase_progress *progress, const struct engin
         .done_before = progress->done_before,
         .counts = counts,
         .seconds = file.seconds,
-        .walltime_left = progress->end > 0 ? fmax(progress->end - unix_seconds(), 0) : -1,
+        .walltime_left = progress->end > 0 ? fmax(progress->end - wall_clock(), 0) : -1,
         .ranks = progress->ranks,
         .running = !is_last,
     };
@@ -104,7 +99,7 @@ static void format_line(const struct phase_progress *progress, const struct engi
     }
     if (progress->end > 0 && left > 0) {
         char duration[64];
-        format_duration(fmax(progress->end - unix_seconds(), 0), duration, sizeof duration);
+        format_duration(fmax(progress->end - wall_clock(), 0), duration, sizeof duration);
         snprintf(text + used, size - (size_t)used, "; the allocation ends in %s", duration);
     }
 }

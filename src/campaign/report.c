@@ -1,4 +1,5 @@
 /* nocturne report: the morning's page. */
+#include "base/clock.h"
 #include "base/options.h"
 #include "campaign/campaign.h"
 #include "campaign/files.h"
@@ -6,7 +7,6 @@
 #include "campaign/report_metrics.h"
 #include "campaign/report_page.h"
 #include "campaign/report_results.h"
-#include "schedule/admission.h" /* wall_clock */
 
 #include <inttypes.h> /* PRId64 */
 #include <math.h>     /* isfinite, NAN */

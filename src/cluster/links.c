@@ -1,11 +1,11 @@
 #include "cluster/links.h"
 
+#include "base/clock.h"
 #include "cluster/group.h"
 
 #include <math.h>   /* INFINITY */
 #include <stdlib.h> /* calloc, qsort */
 #include <string.h> /* memset */
-#include <time.h>   /* clock_gettime */
 
 enum { PINGS = 64, CLOCK_PINGS = 8, STREAMS = 8, STREAM_BYTES = 4 << 20 };
 
@@ -177,21 +177,15 @@ void links_free(struct links *links) {
 
 /* ---- clocks ---- */
 
-static double wall_now(void) {
-    struct timespec time;
-    clock_gettime(CLOCK_REALTIME, &time);
-    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
-}
-
 /* Of several questions the quickest answer counts: it was read nearest to the middle. */
 static enum result ask_clock(struct group *group, int32_t other, double *ahead) {
     const char *what = "check: clocks";
     double quickest = INFINITY;
     for (int i = 0; i < CLOCK_PINGS; i++) {
-        double question = 0, answer = 0, before = wall_now();
+        double question = 0, answer = 0, before = wall_clock();
         TRY(exchange(group, what, &question, other, NULL, -1, sizeof question));
         TRY(exchange(group, what, NULL, -1, &answer, other, sizeof answer));
-        double after = wall_now();
+        double after = wall_clock();
         if (after - before < quickest) {
             quickest = after - before;
             *ahead = answer - (before + after) / 2;
@@ -205,7 +199,7 @@ static enum result answer_clock(struct group *group) {
     for (int i = 0; i < CLOCK_PINGS; i++) {
         double question, answer;
         TRY(exchange(group, what, NULL, -1, &question, 0, sizeof question));
-        answer = wall_now();
+        answer = wall_clock();
         TRY(exchange(group, what, &answer, 0, NULL, -1, sizeof answer));
     }
     return OK;

@@ -1,5 +1,6 @@
 #include "grammar/regex.h"
 
+#include "base/hex.h"
 #include "base/utf8.h"         /* utf8_decode */
 #include "grammar/json_text.h" /* json_text_character, struct code_range */
 
@@ -55,18 +56,10 @@ static enum result read_character(struct parser *parser, uint32_t *character) {
     return OK;
 }
 
-static int hex_digit(char c) {
-    if (c >= '0' && c <= '9')
-        return c - '0';
-    if (c >= 'a' && c <= 'f')
-        return c - 'a' + 10;
-    return c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
-}
-
 static bool read_hex(struct parser *parser, int digits, uint32_t *value) {
     *value = 0;
     for (int i = 0; i < digits; i++) {
-        int digit = hex_digit(next_byte(parser));
+        int digit = hex_value(next_byte(parser));
         if (digit < 0)
             return false;
         *value = *value << 4 | (uint32_t)digit;
@@ -157,7 +150,7 @@ static enum result read_unicode_escape(struct parser *parser, size_t start, uint
     if (take(parser, "{")) {
         uint32_t value = 0;
         int read = 0;
-        for (int digit; (digit = hex_digit(next_byte(parser))) >= 0 && read < 7; read++, parser->at++)
+        for (int digit; (digit = hex_value(next_byte(parser))) >= 0 && read < 7; read++, parser->at++)
             value = value << 4 | (uint32_t)digit;
         if (!read || !take(parser, "}") || value > LAST_CODE_POINT)
             return refuse(start, "\\u{H...} wants a hexadecimal number of at most 10FFFF and a '}'");

@@ -4,6 +4,7 @@
  * rule, so that recursion needs nothing special. */
 #include "grammar/schema.h"
 
+#include "base/hex.h"
 #include "grammar/formats.h"
 #include "grammar/json_text.h"
 #include "grammar/numbers.h"
@@ -174,21 +175,13 @@ static enum result new_shape(struct shapes *shapes, struct conjunction **shape) 
 
 /* ---- references ---- */
 
-static int hex_digit(char c) {
-    if (c >= '0' && c <= '9')
-        return c - '0';
-    if (c >= 'a' && c <= 'f')
-        return c - 'a' + 10;
-    return c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
-}
-
 /* The next step of a JSON pointer, with %XX, ~0 and ~1 read; false when it is malformed. */
 static bool read_step(const char **at, const char *end, struct buffer *step) {
     buffer_clear(step);
     for (++*at; *at < end && **at != '/'; ++*at) {
         char c = **at;
         if (c == '%') {
-            int high = end - *at < 3 ? -1 : hex_digit((*at)[1]), low = high < 0 ? -1 : hex_digit((*at)[2]);
+            int high = end - *at < 3 ? -1 : hex_value((*at)[1]), low = high < 0 ? -1 : hex_value((*at)[2]);
             if (high < 0 || low < 0)
                 return false;
             c = (char)(high * 16 + low);

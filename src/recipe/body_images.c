@@ -1,6 +1,8 @@
 /* Images of request bodies: whether a reference can be one. Nothing is decoded here. */
 #include "recipe/body.h"
 
+#include "base/hex.h"
+
 #include <string.h>  /* memchr */
 #include <strings.h> /* strncasecmp */
 
@@ -54,10 +56,6 @@ static bool is_image_type(struct text_piece type) {
             return true;
     }
     return false;
-}
-
-static int hex_value(char c) {
-    return c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : -1;
 }
 
 static bool is_base64_character(char c) {

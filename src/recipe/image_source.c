@@ -1,5 +1,7 @@
 #include "recipe/image_source.h"
 
+#include "base/hex.h"
+
 #include <errno.h>    /* errno */
 #include <fcntl.h>    /* open, openat */
 #include <limits.h>   /* PATH_MAX */
@@ -144,13 +146,6 @@ static bool starts_with(struct text text, const char *word) {
 
 static bool equals(struct text text, const char *word) {
     return text.bytes == strlen(word) && starts_with(text, word);
-}
-
-static int hex_value(char c) {
-    if (c >= '0' && c <= '9')
-        return c - '0';
-    c = (char)(c | 32);
-    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }
 
 /* Takes one character off the text, "%41" for 'A'. */

@@ -1,5 +1,6 @@
 #include "recipe/schema_check.h"
 
+#include "base/hex.h"
 #include "recipe/name_index.h"
 
 #include <math.h>   /* floor */
@@ -171,10 +172,6 @@ static bool has_name(struct check *check, struct text_piece name) {
         check->has_names = true;
     }
     return name_index_find(&check->names, name) != NULL;
-}
-
-static int hex_value(char c) {
-    return c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : -1;
 }
 
 /* One step of a JSON pointer, with its escapes undone; *at is left at the next '/' or the end. False when it

@@ -1,19 +1,13 @@
 #include "schedule/admission.h"
 
+#include "base/clock.h"
 #include "base/stopwatch.h"
 #include "schedule/saving.h"
 
 #include <stdio.h>  /* snprintf */
 #include <stdlib.h> /* calloc */
-#include <time.h>   /* clock_gettime */
 
 enum { READS_A_STEP = 64 };
-
-double wall_clock(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
 
 void admission_begin(struct admission *admission, const struct engine_options *options,
     const struct engine_source *source, const struct engine_sink *sink, struct engine_counts *counts) {

@@ -71,6 +71,4 @@ void admission_drop_finished(struct admission *admission);
 /* Gives each unfinished choice its own copy of the prompt's sequence; the last one takes it over. */
 MUST_CHECK enum result admission_fork(struct admission *admission, struct active_request *active);
 
-double wall_clock(void); /* Unix seconds */
-
 #endif

@@ -1,6 +1,7 @@
 #include "schedule/engine.h"
 
 #include "base/buffer.h"
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/signals.h"
 #include "base/stopwatch.h"
