@@ -31,8 +31,7 @@ static enum result create_samplers(struct model *model) {
 static enum result draw_one(const struct model *model, struct sampler *sampler, const struct token_draw *draw,
     struct sampled_token *token) {
     const float *logits = model->lane->step.logits + (int64_t)draw->row * model->config->vocab_size;
-    return sampler_choose(sampler, logits, draw->sampling, draw->key, draw->position, draw->generated,
-        draw->generated_count, token);
+    return sampler_choose(sampler, logits, draw, token);
 }
 
 static enum result draw_on_host(struct model *model, const struct token_draw *draws, int32_t count,
@@ -128,6 +127,7 @@ static enum result describe_row(
         .top_k = sampling->top_k,
         .top_logprobs = top < SAMPLE_MOST_TOP ? top : SAMPLE_MOST_TOP,
         .logits = draw->row,
+        .mask = -1,
         .first_adjustment = first,
         .adjustments = all->count - first};
     return OK;
@@ -143,27 +143,63 @@ static void describe_token(const struct sample_result *result, struct sampled_to
     }
 }
 
-/* What the draws ask for, packed as the device reads it: the rows, then the adjustments. */
-static enum result pack_draws(
-    const struct token_draw *draws, int32_t count, struct adjustments *all, struct sample_row **packed) {
-    struct sample_row *rows = malloc(sizeof *rows * (size_t)count);
-    if (!rows)
-        return fail(ERROR_MEMORY, "out of memory for sampling %d tokens", count);
-    enum result status = OK;
-    for (int32_t i = 0; i < count && status == OK; i++)
-        status = describe_row(&draws[i], all, &rows[i]);
-    const size_t head = sizeof *rows * (size_t)count;
-    struct sample_row *grown =
-        status == OK ? realloc(rows, head + sizeof(struct sample_adjustment) * (size_t)all->count) : NULL;
-    if (!grown) {
-        free(rows);
-        return status == OK ? fail(ERROR_MEMORY, "out of memory for sampling %d tokens", count) : status;
+/* What the draws ask for as the device reads it: rows, adjustments and masks, one behind the other. */
+struct packed_draws {
+    uint8_t *data;
+    size_t adjustments, masks, bytes; /* where they begin, and the end */
+};
+
+static enum result pack_rows(
+    const struct token_draw *draws, int32_t count, struct adjustments *all, struct sample_row *rows) {
+    int32_t masks = 0;
+    for (int32_t i = 0; i < count; i++) {
+        TRY(describe_row(&draws[i], all, &rows[i]));
+        if (draws[i].allowed)
+            rows[i].mask = masks++;
     }
-    struct sample_adjustment *to = (struct sample_adjustment *)(grown + count);
+    return OK;
+}
+
+/* Makes room for what stands behind the rows, and fills it. */
+static enum result pack_lists(const struct token_draw *draws, int32_t count, const struct adjustments *all,
+    int32_t vocab_size, struct packed_draws *packed) {
+    const size_t mask_bytes = mask_words(vocab_size) * sizeof(uint64_t);
+    size_t masks = 0;
+    for (int32_t i = 0; i < count; i++)
+        masks += draws[i].allowed != NULL;
+    packed->masks = packed->adjustments + sizeof(struct sample_adjustment) * (size_t)all->count;
+    packed->bytes = packed->masks + masks * mask_bytes;
+    uint8_t *grown = realloc(packed->data, packed->bytes);
+    if (!grown)
+        return fail(ERROR_MEMORY, "out of memory for sampling %d tokens", count);
+    packed->data = grown;
+    struct sample_adjustment *to = (struct sample_adjustment *)(grown + packed->adjustments);
     for (int32_t i = 0; i < all->count; i++)
         to[i] = (struct sample_adjustment){all->items[i].id, all->items[i].delta};
-    *packed = grown;
+    uint8_t *mask = grown + packed->masks;
+    for (int32_t i = 0; i < count; i++) {
+        if (!draws[i].allowed)
+            continue;
+        memcpy(mask, draws[i].allowed, mask_bytes);
+        mask += mask_bytes;
+    }
     return OK;
+}
+
+/* `packed->data` is the caller's to free, after a failure too. */
+static enum result pack_draws(
+    const struct token_draw *draws, int32_t count, int32_t vocab_size, struct packed_draws *packed) {
+    struct adjustments all = {0};
+    *packed = (struct packed_draws){.adjustments = sizeof(struct sample_row) * (size_t)count};
+    packed->data = malloc(packed->adjustments);
+    enum result status =
+        packed->data ? OK : fail(ERROR_MEMORY, "out of memory for sampling %d tokens", count);
+    if (status == OK)
+        status = pack_rows(draws, count, &all, (struct sample_row *)packed->data);
+    if (status == OK)
+        status = pack_lists(draws, count, &all, vocab_size, packed);
+    free(all.items);
+    return status;
 }
 
 static enum result enqueue_draws(
@@ -171,28 +207,27 @@ static enum result enqueue_draws(
     const struct kernels *k = model->kernels;
     struct lane *lane = model->lane;
     struct step_memory *m = &lane->step;
-    struct adjustments all = {0};
-    struct sample_row *rows = NULL;
-    enum result status = pack_draws(draws, count, &all, &rows);
-    const size_t head = sizeof *rows * (size_t)count,
-                 bytes = head + sizeof(struct sample_adjustment) * (size_t)all.count,
-                 result_bytes = sizeof *results * (size_t)count;
+    const int32_t vocab_size = model->config->vocab_size;
+    const size_t result_bytes = sizeof *results * (size_t)count;
+    struct packed_draws packed;
+    enum result status = pack_draws(draws, count, vocab_size, &packed);
     if (status == OK)
-        status = grow_device(model, &m->draws, &m->draws_bytes, (int64_t)bytes);
+        status = grow_device(model, &m->draws, &m->draws_bytes, (int64_t)packed.bytes);
     if (status == OK)
         status = grow_device(model, &m->drawn, &m->drawn_bytes, (int64_t)result_bytes);
     if (status == OK) {
-        k->copy_in(lane->stream, m->draws, rows, bytes);
-        k->sample(lane->stream, m->logits, count, model->config->vocab_size, m->draws,
-            (const struct sample_adjustment *)((const uint8_t *)m->draws + head), m->drawn);
+        const uint8_t *on_device = (const uint8_t *)m->draws;
+        k->copy_in(lane->stream, m->draws, packed.data, packed.bytes);
+        k->sample(lane->stream, m->logits, count, vocab_size, m->draws,
+            (const struct sample_adjustment *)(on_device + packed.adjustments),
+            (const uint64_t *)(on_device + packed.masks), m->drawn);
         status = exchange_wait(lane->exchange); /* before the copy, which may wait without a deadline */
     }
     if (status == OK) {
         k->copy_out(lane->stream, results, m->drawn, result_bytes);
         status = k->synchronize(lane->stream);
     }
-    free(rows);
-    free(all.items);
+    free(packed.data);
     return status;
 }
 

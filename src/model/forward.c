@@ -48,13 +48,13 @@ static int32_t at_least(int32_t value, int32_t least) {
 
 /* The arrays of one set, in host memory: first array of its four in host_i32. */
 static void add_token(struct model *model, enum host_array first, int32_t at, int32_t sequence,
-    int32_t position, int32_t upper_begin) {
+    int32_t position, const struct sequence *of) {
     int32_t **host = model->lane->step.host_i32;
     int32_t begin = position - model->config->sliding_window + 1;
     host[first][at] = sequence;
     host[first + 1][at] = position;
-    host[first + 2][at] = at_least(begin, 0);
-    host[first + 3][at] = at_least(begin, upper_begin);
+    host[first + 2][at] = at_least(begin, of->lower_begin);
+    host[first + 3][at] = at_least(begin, of->upper_begin);
 }
 
 static void upload(struct model *model, void *device, const void *host, int64_t count, size_t bytes) {
@@ -79,7 +79,7 @@ static void prepare_lower(struct model *model, const struct span *spans, int32_t
         const struct span *s = &spans[i];
         for (int32_t t = 0; t < s->count; t++) {
             m->host_image[at + t] = s->ids[t] == model->config->image_token_id;
-            add_token(model, LOWER_SEQUENCE, at + t, i, s->sequence->length + t, s->sequence->upper_begin);
+            add_token(model, LOWER_SEQUENCE, at + t, i, s->sequence->length + t, s->sequence);
         }
         upload(model, m->ids + at, s->ids, s->count, sizeof(int32_t));
         if (model->config->engram_layers) {
@@ -106,7 +106,7 @@ static void prepare_upper(struct model *model, const struct span *spans, int32_t
         for (int32_t t = 0; t < n; t++, at++) {
             int32_t position = end - n + t;
             int32_t from_span = position - sequence->length;
-            add_token(model, UPPER_SEQUENCE, at, i, position, sequence->upper_begin);
+            add_token(model, UPPER_SEQUENCE, at, i, position, sequence);
             m->host_image_upper[at] = from_span >= 0 ? m->host_image[lower_at + from_span]
                                                      : sequence->waiting_image[sequence->waiting + from_span];
         }
@@ -205,6 +205,7 @@ static enum result prepare_tables(
         m->host_i32[WINDOW_FIRST][i] = s->window.first;
         m->host_i32[GLOBAL_FIRST][i] = s->global.first;
         m->host_i32[WRITE_FLOOR][i] = s->write_floor;
+        m->host_i32[GROUP_WRITE_FLOOR][i] = s->write_floor / 2;
         for (int32_t g = s->length / 2; g < (s->length + spans[i].count) / 2; g++, n++) {
             m->host_i32[GROUP_SEQUENCE][n] = i;
             m->host_i32[GROUP_ROW][n] = g;
@@ -226,6 +227,7 @@ static enum result prepare_tables(
     upload(model, m->window_first, m->host_i32[WINDOW_FIRST], count, sizeof(int32_t));
     upload(model, m->global_first, m->host_i32[GLOBAL_FIRST], count, sizeof(int32_t));
     upload(model, m->write_floor, m->host_i32[WRITE_FLOOR], count, sizeof(int32_t));
+    upload(model, m->group_write_floor, m->host_i32[GROUP_WRITE_FLOOR], count, sizeof(int32_t));
     upload(model, m->group_sequence, m->host_i32[GROUP_SEQUENCE], n, sizeof(int32_t));
     upload(model, m->group_row, m->host_i32[GROUP_ROW], n, sizeof(int32_t));
     upload(model, m->group_position, m->host_i32[GROUP_POSITION], n, sizeof(int32_t));
@@ -278,6 +280,7 @@ static void compress(struct model *model, int32_t layer, const float *x, int32_t
     const struct compressor_weights *w = &model->layers[layer].compressor;
     struct rows in = plain_rows(x, c->hidden_size);
     const int32_t *sequence = m->lower.sequence, *row = m->lower.position, *position = m->lower.position;
+    const int32_t *floor = m->write_floor;
     const float *kv = m->compress_kv;
     linear(model, &in, m->lower.tokens, &w->wkv, m->compress_kv);
     if (c->compress_ratios[layer] == 2) {
@@ -289,6 +292,7 @@ static void compress(struct model *model, int32_t layer, const float *x, int32_t
         sequence = m->group_sequence;
         row = m->group_row;
         position = m->group_position;
+        floor = m->group_write_floor;
         kv = m->latent;
     } else {
         groups = m->lower.tokens;
@@ -299,11 +303,11 @@ static void compress(struct model *model, int32_t layer, const float *x, int32_t
     linear(model, &latent, groups, &w->wk, m->key);
     k->rms_norm(model->lane->stream, m->key, groups, c->index_head_dim, w->k_norm, c->rms_norm_eps, m->key);
     k->rotate(model->lane->stream, m->key, position, groups, 1, c->index_head_dim, &model->long_rope, false);
-    k->store_rows(model->lane->stream, m->key, groups, sequence, row, m->write_floor,
-        &model->kv.index_key[layer], &tables);
+    k->store_rows(
+        model->lane->stream, m->key, groups, sequence, row, floor, &model->kv.index_key[layer], &tables);
     k->rotate(model->lane->stream, m->latent, position, groups, 1, c->head_dim, &model->long_rope, false);
-    k->store_rows(model->lane->stream, m->latent, groups, sequence, row, m->write_floor,
-        &model->kv.latent[layer], &tables);
+    k->store_rows(
+        model->lane->stream, m->latent, groups, sequence, row, floor, &model->kv.latent[layer], &tables);
 }
 
 /* Normed and encoded input of a layer's attention in x and x_rows, and its window rows in their blocks. */

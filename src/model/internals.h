@@ -71,8 +71,11 @@ struct block_list {
 
 struct sequence {
     int32_t length;
-    int32_t write_floor; /* compressed rows below it came from elsewhere and are never written */
-    int32_t upper_begin; /* first position with window rows in the layers above the last kv source */
+    int32_t
+        write_floor; /* compressed rows of tokens below it came from elsewhere and are never written; even */
+    int32_t lower_begin; /* first position with window rows in the layers up to the last kv source */
+    int32_t upper_begin; /* and in those above */
+    bool is_approximate; /* see struct restore */
     struct block_list global, window;
     float *
         open_groups; /* device [sources with ratio 2][2][d]: kv and gate of a group's first token when length is odd */
@@ -114,6 +117,7 @@ enum host_array {
     WINDOW_FIRST,
     GLOBAL_FIRST,
     WRITE_FLOOR,
+    GROUP_WRITE_FLOOR,
     HOST_ARRAYS
 };
 
@@ -122,8 +126,9 @@ struct step_memory {
     struct token_set lower, upper;
     float *upper_streams, *upper_pre; /* upper's own memory, used when it differs from lower */
     int32_t *ids;
-    int32_t *write_floor; /* [step_sequences], of compressed rows */
-    int32_t *no_floor;    /* [step_sequences], zeros */
+    int32_t *write_floor;       /* [step_sequences], of compressed rows with ratio 1 */
+    int32_t *group_write_floor; /* and with ratio 2 */
+    int32_t *no_floor;          /* [step_sequences], zeros */
     int32_t *window_blocks, *window_first, *global_blocks, *global_first;
     int32_t window_most, global_most;     /* entries that a sequence's tables have room for */
     int32_t window_stride, global_stride; /* of this step's tables: the longest of its sequences' */
@@ -254,7 +259,14 @@ MUST_CHECK enum result state_sections_make(struct model *model);
 /* Blocks for `tokens` more tokens of a sequence, and release of window blocks that no later token needs; `keep_back` is how many
  * positions before the next token must stay. */
 MUST_CHECK enum result sequence_extend(struct model *model, struct sequence *sequence, int32_t tokens);
+/* Blocks for the compressed rows of the first `tokens` tokens. */
+MUST_CHECK enum result sequence_extend_rows(struct model *model, struct sequence *sequence, int32_t tokens);
 void sequence_trim(struct model *model, struct sequence *sequence, int32_t keep_back);
+/* Copies rows [first, first + count) of one kind between a sequence's blocks and packed memory at `stride` bytes a row; enqueued on the
+ * model's stream. */
+enum row_direction { ROWS_OUT, ROWS_IN };
+void sequence_copy_rows(struct model *model, const struct block_list *list, const struct block_rows *rows,
+    int32_t first, int32_t count, uint8_t *packed, int64_t stride, enum row_direction direction);
 /* Memory for up to `tokens` held tail inputs (held ones are kept), and its release. */
 MUST_CHECK enum result sequence_hold(struct model *model, struct sequence *sequence, int32_t tokens);
 void sequence_release_waiting(struct model *model, struct sequence *sequence);

@@ -92,17 +92,7 @@ MUST_CHECK enum result model_step_begin(
     struct model *model, int32_t lane, const struct span *spans, int32_t count);
 MUST_CHECK enum result model_step_end(struct model *model, int32_t lane);
 
-/* A token to draw from row `row` of a step's logits: see sampler_choose. */
-struct token_draw {
-    int32_t row;
-    const struct sampling *sampling;
-    struct random_key key;
-    int64_t position;
-    const int32_t *generated; /* [generated_count] */
-    int32_t generated_count;
-};
-
-/* Draws tokens[i] for each of draws [count] after model_step_begin; waits for the lane's work. The same bits on every backend,
+/* Draws tokens[i] for each of draws [count] after model_step_begin, as sampler_choose does; waits for the lane's work. The same bits on every backend,
  * given the same logits. *failed is the index of the draw that could not be made, if one could not. Local. */
 MUST_CHECK enum result model_sample(struct model *model, int32_t lane, const struct token_draw *draws,
     int32_t count, struct sampled_token *tokens, int32_t *failed);

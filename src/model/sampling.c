@@ -136,25 +136,64 @@ void sampler_free(struct sampler *sampler) {
     free(sampler);
 }
 
-/* Copies the logits with logit_bias and OpenAI's penalties: presence once, frequency for each time a token
- * was generated. */
-static void adjust_logits(struct sampler *sampler, const float *logits, const struct sampling *sampling,
-    const int32_t *generated, int32_t count) {
-    memcpy(sampler->adjusted, logits, (size_t)sampler->vocab_size * sizeof *logits);
-    for (int32_t i = 0; i < sampling->bias_count; i++)
-        if (sampling->bias_ids[i] >= 0 && sampling->bias_ids[i] < sampler->vocab_size)
-            sampler->adjusted[sampling->bias_ids[i]] += sampling->bias_values[i];
+/* Copies the logits of one word's tokens, -infinity for those that are not allowed. */
+static void copy_allowed(float *to, const float *from, uint64_t allowed, int32_t count) {
+    if (allowed == UINT64_MAX) {
+        memcpy(to, from, (size_t)count * sizeof *to);
+        return;
+    }
+    for (int32_t i = 0; i < count; i++)
+        to[i] = allowed >> i & 1 ? from[i] : -INFINITY;
+}
+
+static void copy_logits(struct sampler *sampler, const float *logits, const uint64_t *allowed) {
+    if (!allowed) {
+        memcpy(sampler->adjusted, logits, (size_t)sampler->vocab_size * sizeof *logits);
+        return;
+    }
+    for (int32_t first = 0; first < sampler->vocab_size; first += 64) {
+        int32_t left = sampler->vocab_size - first;
+        copy_allowed(sampler->adjusted + first, logits + first, allowed[first / 64], left < 64 ? left : 64);
+    }
+}
+
+/* OpenAI's penalties: presence once, frequency for each time a token was generated. */
+static void add_penalties(struct sampler *sampler, const struct token_draw *asked) {
+    const struct sampling *sampling = asked->sampling;
     if (sampling->presence_penalty == 0 && sampling->frequency_penalty == 0)
         return;
-    for (int32_t i = 0; i < count; i++)
-        sampler->seen[generated[i]]++;
-    for (int32_t i = 0; i < count; i++) {
-        int32_t id = generated[i], times = sampler->seen[id];
+    for (int32_t i = 0; i < asked->generated_count; i++)
+        sampler->seen[asked->generated[i]]++;
+    for (int32_t i = 0; i < asked->generated_count; i++) {
+        int32_t id = asked->generated[i], times = sampler->seen[id];
         if (!times)
             continue; /* done at its first place */
         sampler->adjusted[id] -= sampling->presence_penalty + (float)times * sampling->frequency_penalty;
         sampler->seen[id] = 0;
     }
+}
+
+/* The logits to choose from: those given, or a copy with the mask, logit_bias and penalties. */
+static const float *adjust_logits(
+    struct sampler *sampler, const float *logits, const struct token_draw *asked) {
+    const struct sampling *sampling = asked->sampling;
+    if (!asked->allowed && !sampling->bias_count && sampling->presence_penalty == 0 &&
+        sampling->frequency_penalty == 0)
+        return logits;
+    copy_logits(sampler, logits, asked->allowed);
+    for (int32_t i = 0; i < sampling->bias_count; i++)
+        if (sampling->bias_ids[i] >= 0 && sampling->bias_ids[i] < sampler->vocab_size)
+            sampler->adjusted[sampling->bias_ids[i]] += sampling->bias_values[i];
+    add_penalties(sampler, asked);
+    return sampler->adjusted;
+}
+
+/* Whether the mask has one bit: then there is nothing to draw. */
+static bool is_forced(const uint64_t *allowed, int32_t vocab_size) {
+    int bits = 0;
+    for (size_t i = 0; i < mask_words(vocab_size) && bits < 2; i++)
+        bits += __builtin_popcountll(allowed[i]);
+    return bits == 1;
 }
 
 /* A place in the order of tokens by falling logit, then rising id: tokens up to and including it are kept. */
@@ -336,27 +375,31 @@ enum result fail_no_finite_logit(int64_t position) {
         (long long)position);
 }
 
-enum result sampler_choose(struct sampler *sampler, const float *logits, const struct sampling *sampling,
-    struct random_key key, int64_t position, const int32_t *generated, int32_t count,
+/* Draws by the probabilities that temperature, top_k, top_p and min_p leave; `likeliest` is the token with the largest logit. */
+static int32_t draw_by_chance(
+    struct sampler *sampler, const float *logits, const struct token_draw *asked, int32_t likeliest) {
+    const struct sampling *sampling = asked->sampling;
+    double most = logits[likeliest];
+    bool limited =
+        (sampling->top_k > 0 && sampling->top_k < sampler->vocab_size) || sampling->top_p < 1.0f;
+    weigh(sampler, logits, most, sampling->temperature, limited);
+    if (limited || sampling->min_p > 0)
+        filter(sampler, logits, most, sampling);
+    return draw(sampler->weight, sampler->vocab_size, random_uniform(asked->key, (uint64_t)asked->position));
+}
+
+enum result sampler_choose(struct sampler *sampler, const float *logits, const struct token_draw *asked,
     struct sampled_token *token) {
+    const struct sampling *sampling = asked->sampling;
     double log_sum = logits_log_sum(logits, sampler->vocab_size);
     if (log_sum == -INFINITY)
-        return fail_no_finite_logit(position);
-    const float *chosen_from = logits;
-    if (sampling->bias_count || sampling->presence_penalty != 0 || sampling->frequency_penalty != 0) {
-        adjust_logits(sampler, logits, sampling, generated, count);
-        chosen_from = sampler->adjusted;
-    }
+        return fail_no_finite_logit(asked->position);
+    const float *chosen_from = adjust_logits(sampler, logits, asked);
     token->id = largest(chosen_from, sampler->vocab_size);
-    if (sampling->temperature > 0) {
-        double most = chosen_from[token->id];
-        bool limited =
-            (sampling->top_k > 0 && sampling->top_k < sampler->vocab_size) || sampling->top_p < 1.0f;
-        weigh(sampler, chosen_from, most, sampling->temperature, limited);
-        if (limited || sampling->min_p > 0)
-            filter(sampler, chosen_from, most, sampling);
-        token->id = draw(sampler->weight, sampler->vocab_size, random_uniform(key, (uint64_t)position));
-    }
+    if (token->id < 0)
+        return fail_no_finite_logit(asked->position);
+    if (sampling->temperature > 0 && !(asked->allowed && is_forced(asked->allowed, sampler->vocab_size)))
+        token->id = draw_by_chance(sampler, chosen_from, asked, token->id);
     token->logprob = (float)((double)logits[token->id] - log_sum);
     token->top_logprobs = 0;
     int32_t wanted = sampling->top_logprobs < MOST_TOP_LOGPROBS ? sampling->top_logprobs : MOST_TOP_LOGPROBS;

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 
+#include <stddef.h> /* size_t */
 #include <stdint.h> /* int32_t, uint64_t */
 
 struct sampling; /* recipe/request.h */
@@ -40,14 +41,28 @@ struct sampled_token {
     float top_values[20];
 };
 
-/* Chooses the token at `position` (tokens before it: prompt + generated). logits [vocab_size] are not
- * changed. generated [count]: this choice's tokens so far, for the penalties. Greedy at temperature 0 (ties
- * to the lower id). Order: bias and penalties on the logits, then temperature, then top_k, top_p (of what
- * top_k left), min_p on the probabilities, then one draw. Logits that are not finite never win;
- * ERROR_INTERNAL when none is finite. */
+/* A token to draw. */
+struct token_draw {
+    int32_t row; /* of a step's logits (model_sample) */
+    const struct sampling *sampling;
+    struct random_key key;
+    int64_t position;         /* tokens before it: prompt + generated */
+    const int32_t *generated; /* [generated_count]: this choice's tokens so far, for the penalties */
+    int32_t generated_count;
+    const uint64_t *allowed; /* bit i % 64 of word i / 64: token i may be drawn; NULL: all may */
+};
+
+/* Words of a mask over a vocabulary. */
+static inline size_t mask_words(int32_t vocab_size) {
+    return ((size_t)vocab_size + 63) / 64;
+}
+
+/* Chooses a token from logits [vocab_size], which are not changed. Greedy at temperature 0 (ties to the lower id). Order: logits of
+ * tokens that are not allowed become -infinity; bias and penalties on the logits, then temperature, then top_k, top_p (of what
+ * top_k left), min_p on the probabilities, then one draw. Logits that are not finite never win; ERROR_INTERNAL when none of those
+ * allowed is finite. */
 MUST_CHECK enum result sampler_choose(struct sampler *sampler, const float *logits,
-    const struct sampling *sampling, struct random_key key, int64_t position, const int32_t *generated,
-    int32_t count, struct sampled_token *token);
+    const struct token_draw *draw, struct sampled_token *token);
 
 /* ERROR_INTERNAL: what is said of logits none of which is finite. */
 enum result fail_no_finite_logit(int64_t position);

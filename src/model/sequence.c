@@ -139,13 +139,17 @@ static void list_drop_front(struct model *model, struct block_list *list, int32_
     list->count -= n;
 }
 
+MUST_CHECK enum result sequence_extend_rows(struct model *model, struct sequence *sequence, int32_t tokens) {
+    while ((int64_t)sequence->global.count * model->kv.global_tokens < tokens)
+        TRY(list_append(model, &sequence->global));
+    return OK;
+}
+
 MUST_CHECK enum result sequence_extend(struct model *model, struct sequence *sequence, int32_t tokens) {
     int32_t end = sequence->length + tokens;
     while ((sequence->window.first + sequence->window.count) * WINDOW_BLOCK_ROWS < end)
         TRY(list_append(model, &sequence->window));
-    while ((int64_t)sequence->global.count * model->kv.global_tokens < end)
-        TRY(list_append(model, &sequence->global));
-    return OK;
+    return sequence_extend_rows(model, sequence, end);
 }
 
 void sequence_trim(struct model *model, struct sequence *sequence, int32_t keep_back) {
@@ -303,16 +307,19 @@ static enum result list_fork(
 MUST_CHECK enum result sequence_fork(
     struct model *model, const struct sequence *original, struct sequence **copy) {
     const struct model_config *c = model->config;
+    const int32_t filled = /* global rows; while cached tokens are replayed there are more than tokens run */
+        original->length > original->write_floor ? original->length : original->write_floor;
     enum result status = OK;
     struct sequence *new = NULL;
     TRY(sequence_create(model, &new));
-    TRY_GOTO(status,
-        list_fork(model, &original->global, original->length % model->kv.global_tokens != 0, &new->global),
+    TRY_GOTO(status, list_fork(model, &original->global, filled % model->kv.global_tokens != 0, &new->global),
         done);
     TRY_GOTO(status,
         list_fork(model, &original->window, original->length % WINDOW_BLOCK_ROWS != 0, &new->window), done);
     new->length = original->length;
     new->write_floor = original->write_floor;
+    new->lower_begin = original->lower_begin;
+    new->is_approximate = original->is_approximate;
     new->upper_begin = original->upper_begin;
     memcpy(new->history, original->history, sizeof new->history);
     new->history_count = original->history_count;
@@ -342,11 +349,8 @@ done:
 
 /* ---- saving and loading ---- */
 
-enum direction { SAVE, LOAD };
-
-/* Copies rows [first, first + count) of one kind between the blocks and packed memory at `stride` bytes a row. */
-static void copy_rows(struct model *model, const struct block_list *list, const struct block_rows *rows,
-    int32_t first, int32_t count, uint8_t *packed, int64_t stride, enum direction direction) {
+void sequence_copy_rows(struct model *model, const struct block_list *list, const struct block_rows *rows,
+    int32_t first, int32_t count, uint8_t *packed, int64_t stride, enum row_direction direction) {
     int32_t bytes = row_bytes(rows->encoding, rows->columns);
     for (int32_t i = 0; i < count;) {
         int32_t row = first + i;
@@ -357,7 +361,7 @@ static void copy_rows(struct model *model, const struct block_list *list, const 
         int64_t block = list->blocks[row / rows->rows_per_block - list->first];
         uint8_t *at =
             model->pool->base + block * model->pool->block_bytes + rows->offset + (int64_t)inside * bytes;
-        if (direction == SAVE)
+        if (direction == ROWS_OUT)
             model->kernels->copy_out(model->stream, packed + i * stride, at, (size_t)run * (size_t)bytes);
         else
             model->kernels->copy_in(model->stream, at, packed + i * stride, (size_t)run * (size_t)bytes);
@@ -392,7 +396,7 @@ static void section_rows_expected(const struct model *model, int32_t tokens, int
 
 /* Moves all sections between a sequence and packed memory; data[i] holds rows[i] rows of section i. */
 static void copy_sections(struct model *model, struct sequence *sequence, uint8_t *const *data,
-    const int64_t *rows, enum direction direction) {
+    const int64_t *rows, enum row_direction direction) {
     const struct model_config *c = model->config;
     const struct kernels *k = model->kernels;
     size_t group_bytes = 2 * (size_t)c->head_dim * sizeof(float);
@@ -402,11 +406,11 @@ static void copy_sections(struct model *model, struct sequence *sequence, uint8_
             continue;
         const struct block_rows *kinds[2] = {&model->kv.latent[l], &model->kv.index_key[l]};
         for (int32_t i = 0; i < 2; i++, n++)
-            copy_rows(model, &sequence->global, kinds[i], 0, (int32_t)rows[n], data[n],
+            sequence_copy_rows(model, &sequence->global, kinds[i], 0, (int32_t)rows[n], data[n],
                 model->sections[n].row_bytes, direction);
         if (c->compress_ratios[l] > 1) {
             float *group = sequence->open_groups + (size_t)model->ratio2_slot[l] * 2 * (size_t)c->head_dim;
-            if (rows[n] && direction == SAVE)
+            if (rows[n] && direction == ROWS_OUT)
                 k->copy_out(model->stream, data[n], group, group_bytes);
             else if (rows[n])
                 k->copy_in(model->stream, group, data[n], group_bytes);
@@ -415,11 +419,11 @@ static void copy_sections(struct model *model, struct sequence *sequence, uint8_
     }
     int64_t stride = model->sections[n].row_bytes;
     for (int32_t l = 0; l < c->num_hidden_layers; l++)
-        copy_rows(model, &sequence->window, &model->kv.window[l], sequence->length - (int32_t)rows[n],
-            (int32_t)rows[n], data[n] + (int64_t)l * row_bytes(model->window_encoding, c->head_dim), stride,
-            direction);
+        sequence_copy_rows(model, &sequence->window, &model->kv.window[l],
+            sequence->length - (int32_t)rows[n], (int32_t)rows[n],
+            data[n] + (int64_t)l * row_bytes(model->window_encoding, c->head_dim), stride, direction);
     n++;
-    if (data[n] && direction == SAVE)
+    if (data[n] && direction == ROWS_OUT)
         memcpy(data[n], sequence->history + sequence->history_count - rows[n],
             (size_t)rows[n] * sizeof(int32_t));
     else if (data[n])
@@ -430,7 +434,7 @@ static void copy_sections(struct model *model, struct sequence *sequence, uint8_
         uint8_t *at = data[n] + t * model->sections[n].row_bytes;
         uint8_t *pre = at + streams * sizeof(float), *image = pre + (size_t)c->hc_mult * sizeof(float);
         int32_t is_image = 0;
-        if (direction == SAVE) {
+        if (direction == ROWS_OUT) {
             k->copy_out(
                 model->stream, at, sequence->waiting_streams + (size_t)t * streams, streams * sizeof(float));
             k->copy_out(model->stream, pre, sequence->waiting_pre + t * c->hc_mult,
@@ -472,7 +476,7 @@ MUST_CHECK enum result sequence_save(
     saved->tokens = sequence->length;
     saved->section_count = model->section_count;
     /* Saving does not change the sequence; only loading writes through this pointer. */
-    copy_sections(model, (struct sequence *)sequence, data, rows, SAVE);
+    copy_sections(model, (struct sequence *)sequence, data, rows, ROWS_OUT);
     enum result status = model->kernels->synchronize(model->stream);
     if (status != OK)
         sequence_saved_free(saved);
@@ -517,7 +521,7 @@ MUST_CHECK enum result sequence_load(
     if (waiting)
         TRY_GOTO(status, sequence_hold(model, new, (int32_t)waiting), done);
     new->waiting = (int32_t)waiting;
-    copy_sections(model, new, data, rows, LOAD);
+    copy_sections(model, new, data, rows, ROWS_IN);
     status = model->kernels->synchronize(model->stream);
 done:
     if (status != OK) {

@@ -64,6 +64,7 @@ MUST_CHECK enum result step_memory_create(struct model *model) {
         {&m->upper_streams, tokens * streams * hidden, 4},
         {&m->upper_pre, tokens * streams, 4},
         {&m->write_floor, sequences, 4},
+        {&m->group_write_floor, sequences, 4},
         {&m->no_floor, sequences, 4},
         {&m->window_blocks, sequences * m->window_most, 4},
         {&m->window_first, sequences, 4},
