@@ -62,7 +62,7 @@ struct cache_options {
 
 struct cache;
 
-/* ERROR_USAGE for limits or sizes that make no sense, ERROR_SYSTEM when a folder cannot be made. A damaged index is
+/* ERROR_USAGE for limits or sizes that make no sense, ERROR_IO when a folder cannot be made. A damaged index is
  * set aside and rebuilt from the segments, with a warning. */
 MUST_CHECK enum result cache_open(const struct cache_options *options, struct cache **cache);
 /* Waits for the puts on their way (their bytes are down and visible then), and frees all. NULL is allowed. */
