@@ -311,10 +311,10 @@ struct kernels {
         struct stream *stream, const float *qkv, int32_t tokens, int32_t heads, int32_t width, float *out);
 
     /* ---- sampling ---- */
-    /* `count` draws from rows of logits [.., vocab_size]; rows, adjustments and results are device memory: see
+    /* `count` draws from rows of logits [.., vocab_size]; rows, adjustments, masks and results are device memory: see
      * kernels/sample.h. NULL: the host samples. */
     void (*sample)(struct stream *stream, const float *logits, int32_t count, int32_t vocab_size,
-        const struct sample_row *rows, const struct sample_adjustment *adjustments,
+        const struct sample_row *rows, const struct sample_adjustment *adjustments, const uint64_t *masks,
         struct sample_result *results);
 
     /* ---- router ---- */

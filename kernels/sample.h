@@ -3,6 +3,8 @@
  * The device chooses the token and finds the likeliest alternatives; the one logarithm of a log-probability is left to
  * the host (sample_logprob), whose C library the host's sampler uses, too. The caller makes the list of adjustments from logit_bias
  * and penalties, for the device doesn't know the tokens generated so far; keys are those of random_key_make.
+ * A mask has (vocab_size + 63) / 64 words: bit i % 64 of word i / 64 is set when token i may be chosen. Tokens that may not are
+ * passed over before anything is added; log-probabilities and alternatives know nothing of masks.
  *
  * C and CUDA C.
  */
@@ -31,12 +33,13 @@ struct sample_row {
     int32_t top_k;             /* 0: off */
     int32_t top_logprobs;      /* alternatives, at most SAMPLE_MOST_TOP; -1: no log-probabilities */
     int32_t logits;            /* which row of logits */
+    int32_t mask;              /* which mask says what may be chosen; -1: all tokens may */
     /* A part of the list, ascending by id; those of one id are added in their order. */
     int32_t first_adjustment, adjustments;
 };
 
 struct sample_result {
-    int32_t id;           /* -1: no logit is finite */
+    int32_t id;           /* -1: no logit of a token that may be chosen is finite */
     int32_t top_logprobs; /* filled alternatives */
     float logit, most;    /* of the token, and the largest, both unadjusted */
     double sum; /* of exp(logit - most) over all finite logits; 0 unless log-probabilities were asked for */

@@ -28,6 +28,7 @@ struct sample_call {
     const float *logits; /* [.., vocab] */
     const struct sample_row *rows;
     const struct sample_adjustment *adjustments;
+    const uint64_t *masks; /* [.., (vocab + 63) / 64] */
     struct sample_result *results;
     int32_t vocab;
     int64_t scratch_bytes; /* of a row */
@@ -154,15 +155,24 @@ __device__ static inline uint64_t take_next(
 
 /* ---- adjustments and the sum of exponentials ---- */
 
-/* The logits to choose from: the row's own, or a copy with the adjustments. */
+/* Copies the row's logits, -infinity for tokens that may not be chosen. */
+__device__ static inline void copy_logits(
+    const struct sample_call &call, const struct sample_row &row, const float *logits, float *adjusted) {
+    const uint64_t *mask = row.mask < 0 ? NULL : call.masks + (int64_t)row.mask * ((call.vocab + 63) / 64);
+    for (int32_t i = (int32_t)threadIdx.x; i < call.vocab; i += THREADS) {
+        bool may_be_chosen = mask == NULL || (mask[i / 64] >> i % 64 & 1) != 0;
+        adjusted[i] = may_be_chosen ? logits[i] : -INFINITY;
+    }
+    __syncthreads();
+}
+
+/* The logits to choose from: the row's own, or a copy with the mask and the adjustments. */
 __device__ static inline const float *adjust_logits(
     const struct sample_call &call, const struct sample_row &row, const float *logits, float *adjusted) {
-    if (row.adjustments <= 0)
+    if (row.adjustments <= 0 && row.mask < 0)
         return logits;
     const struct sample_adjustment *list = call.adjustments + row.first_adjustment;
-    for (int32_t i = (int32_t)threadIdx.x; i < call.vocab; i += THREADS)
-        adjusted[i] = logits[i];
-    __syncthreads();
+    copy_logits(call, row, logits, adjusted);
     for (int32_t i = (int32_t)threadIdx.x; i < row.adjustments; i += THREADS) {
         int32_t id = list[i].id;
         if (id < 0 || id >= call.vocab || (i > 0 && list[i - 1].id == id))
@@ -529,7 +539,7 @@ static __global__ void __launch_bounds__(THREADS) sample_rows(struct sample_call
 }
 
 void cuda_sample(struct stream *stream, const float *logits, int32_t count, int32_t vocab_size,
-    const struct sample_row *rows, const struct sample_adjustment *adjustments,
+    const struct sample_row *rows, const struct sample_adjustment *adjustments, const uint64_t *masks,
     struct sample_result *results) {
     if (count <= 0)
         return;
@@ -544,7 +554,7 @@ void cuda_sample(struct stream *stream, const float *logits, int32_t count, int3
         return;
     for (int32_t first = 0; first < count; first += most) {
         struct sample_call call = {
-            logits, rows + first, adjustments, results + first, vocab_size, bytes, scratch};
+            logits, rows + first, adjustments, masks, results + first, vocab_size, bytes, scratch};
         unsigned blocks = (unsigned)(count - first < most ? count - first : most);
         LAUNCH(stream, sample_rows, blocks, THREADS, sizeof(struct sample_shared), call);
     }

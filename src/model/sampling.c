@@ -380,8 +380,7 @@ static int32_t draw_by_chance(
     struct sampler *sampler, const float *logits, const struct token_draw *asked, int32_t likeliest) {
     const struct sampling *sampling = asked->sampling;
     double most = logits[likeliest];
-    bool limited =
-        (sampling->top_k > 0 && sampling->top_k < sampler->vocab_size) || sampling->top_p < 1.0f;
+    bool limited = (sampling->top_k > 0 && sampling->top_k < sampler->vocab_size) || sampling->top_p < 1.0f;
     weigh(sampler, logits, most, sampling->temperature, limited);
     if (limited || sampling->min_p > 0)
         filter(sampler, logits, most, sampling);

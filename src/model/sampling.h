@@ -61,8 +61,8 @@ static inline size_t mask_words(int32_t vocab_size) {
  * tokens that are not allowed become -infinity; bias and penalties on the logits, then temperature, then top_k, top_p (of what
  * top_k left), min_p on the probabilities, then one draw. Logits that are not finite never win; ERROR_INTERNAL when none of those
  * allowed is finite. */
-MUST_CHECK enum result sampler_choose(struct sampler *sampler, const float *logits,
-    const struct token_draw *draw, struct sampled_token *token);
+MUST_CHECK enum result sampler_choose(
+    struct sampler *sampler, const float *logits, const struct token_draw *draw, struct sampled_token *token);
 
 /* ERROR_INTERNAL: what is said of logits none of which is finite. */
 enum result fail_no_finite_logit(int64_t position);

@@ -48,8 +48,13 @@ struct batch {
     const struct sampling *sampling;
     const int32_t *generated; /* [rows, generated_count] */
     int32_t generated_count;
+    const uint64_t *masks; /* [rows, words of the vocabulary]; NULL: none. Every third row goes without */
     uint64_t seed;
 };
+
+static const uint64_t *row_mask(const struct batch *batch, int32_t row) {
+    return batch->masks && row % 3 ? batch->masks + (size_t)row * mask_words(batch->vocabulary) : NULL;
+}
 
 static struct random_key row_key(const struct batch *batch, int32_t row) {
     return (struct random_key){
@@ -61,11 +66,16 @@ static struct sample_result *run_batch(
     const struct backends *b, const struct batch *batch, int32_t first, int32_t count) {
     struct device d = open_device(b->kernels[1], b->stream[1]);
     size_t width = (size_t)batch->vocabulary * sizeof(float);
+    size_t words = mask_words(batch->vocabulary);
     struct sample_row *rows = allocate_or_fail((size_t)count * sizeof *rows);
+    uint64_t *masks = allocate_or_fail((size_t)count * words * sizeof *masks);
     struct sample_adjustment *list = allocate_or_fail((size_t)count * MOST_ADJUSTMENTS * sizeof *list);
     float *logits = allocate_or_fail((size_t)count * width);
-    int32_t filled = 0;
+    int32_t filled = 0, masked = 0;
     for (int32_t i = 0; i < count; i++) {
+        const uint64_t *mask = row_mask(batch, first + i);
+        if (mask)
+            memcpy(masks + (size_t)masked * words, mask, words * sizeof *masks);
         memcpy(logits + (int64_t)(count - 1 - i) * batch->vocabulary,
             batch->logits + (int64_t)(first + i) * batch->vocabulary, width);
         const struct sampling *s = &batch->sampling[first + i];
@@ -81,6 +91,7 @@ static struct sample_result *run_batch(
             .top_k = s->top_k,
             .top_logprobs = s->top_logprobs,
             .logits = count - 1 - i, /* the last row's come first */
+            .mask = mask ? masked++ : -1,
             .first_adjustment = filled,
             .adjustments = own.count};
         filled += own.count;
@@ -89,11 +100,13 @@ static struct sample_result *run_batch(
     struct sample_result *on_device = to_device(&d, results, (size_t)count * sizeof *results);
     cuda_sample(b->stream[1], to_device(&d, logits, (size_t)count * width), count, batch->vocabulary,
         to_device(&d, rows, (size_t)count * sizeof *rows),
-        to_device(&d, list, (size_t)count * MOST_ADJUSTMENTS * sizeof *list), on_device);
+        to_device(&d, list, (size_t)count * MOST_ADJUSTMENTS * sizeof *list),
+        to_device(&d, masks, (size_t)count * words * sizeof *masks), on_device);
     from_device(&d, results, on_device, (size_t)count * sizeof *results);
     close_device(&d);
     free(rows);
     free(list);
+    free(masks);
     free(logits);
     return results;
 }
@@ -102,9 +115,13 @@ static void check_row(
     const struct batch *batch, struct sampler *sampler, int32_t row, const struct sample_result *found) {
     const struct sampling *s = &batch->sampling[row];
     struct sampled_token expected;
-    if (sampler_choose(sampler, batch->logits + (int64_t)row * batch->vocabulary, s, row_key(batch, row),
-            (int64_t)row << 30, batch->generated + row * batch->generated_count, batch->generated_count,
-            &expected) != OK) {
+    const struct token_draw draw = {.sampling = s,
+        .key = row_key(batch, row),
+        .position = (int64_t)row << 30,
+        .generated = batch->generated + row * batch->generated_count,
+        .generated_count = batch->generated_count,
+        .allowed = row_mask(batch, row)};
+    if (sampler_choose(sampler, batch->logits + (int64_t)row * batch->vocabulary, &draw, &expected) != OK) {
         assert_int_equal(found->id, -1);
         return;
     }
@@ -292,6 +309,55 @@ static void test_adjustments(void **state) {
     free(logits);
 }
 
+/* Some tokens may be chosen, one, or none; some of them are not finite. */
+static void check_masks(int32_t vocabulary) {
+    static const int32_t ids[] = {1, 2, 2};
+    static const float values[] = {100, -100, 40};
+    struct sampling samplings[MOST_COMBINATIONS];
+    int32_t rows = fill_samplings(samplings);
+    size_t words = mask_words(vocabulary);
+    float *logits = allocate_or_fail((size_t)(rows * vocabulary) * sizeof *logits);
+    uint64_t *masks = allocate_or_fail((size_t)rows * words * sizeof *masks);
+    fill_logits(logits, rows * vocabulary, 4);
+    memset(masks, 0, (size_t)rows * words * sizeof *masks);
+    for (int32_t r = 0; r < rows; r++) {
+        uint64_t *mask = masks + (size_t)r * words;
+        for (int32_t i = 0; i < vocabulary; i++)
+            if (r % 5 == 0 ? i == (r * 31) % vocabulary : random_bits() % (1u << r % 5) == 0)
+                mask[i / 64] |= (uint64_t)1 << i % 64;
+        if (r % 11 == 1)
+            memset(mask, 0, words * sizeof *mask);
+        for (int32_t i = 0; r % 7 == 1 && i < vocabulary; i += 2)
+            logits[r * vocabulary + i] = i % 4 ? NAN : -INFINITY;
+        if (r % 2) {
+            samplings[r].bias_ids = ids;
+            samplings[r].bias_values = values;
+            samplings[r].bias_count = 3;
+        }
+        samplings[r].presence_penalty = r % 4 == 1 ? 0.7f : 0;
+    }
+    int32_t *generated = random_ids((size_t)(rows * 4), vocabulary);
+    struct batch batch = {.rows = rows,
+        .vocabulary = vocabulary,
+        .logits = logits,
+        .sampling = samplings,
+        .generated = generated,
+        .generated_count = 4,
+        .masks = masks,
+        .seed = 13};
+    check_batch(&batch);
+    free(generated);
+    free(masks);
+    free(logits);
+}
+
+static void test_masks(void **state) {
+    (void)state;
+    static const int32_t vocabularies[] = {3, 64, 200, 1025};
+    for (size_t v = 0; v < sizeof vocabularies / sizeof vocabularies[0]; v++)
+        check_masks(vocabularies[v]);
+}
+
 /* Sums of two exponentials, of which the last place shows in the logarithm. */
 static void test_exponentials(void **state) {
     (void)state;
@@ -365,6 +431,7 @@ int main(void) {
         cmocka_unit_test(test_whole_vocabulary),
         cmocka_unit_test(test_edges),
         cmocka_unit_test(test_adjustments),
+        cmocka_unit_test(test_masks),
         cmocka_unit_test(test_exponentials),
         cmocka_unit_test(test_order_of_sums),
         cmocka_unit_test(test_many_rows),

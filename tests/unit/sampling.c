@@ -17,15 +17,31 @@ static const struct sampling plain = {.temperature = 1, .top_p = 1, .choices = 1
 
 static int32_t choose(struct sampler *sampler, const float *logits, const struct sampling *sampling,
     struct random_key key, int64_t position) {
+    const struct token_draw draw = {.sampling = sampling, .key = key, .position = position};
     struct sampled_token token;
-    assert_int_equal(sampler_choose(sampler, logits, sampling, key, position, NULL, 0, &token), OK);
+    assert_int_equal(sampler_choose(sampler, logits, &draw, &token), OK);
     return token.id;
+}
+
+/* A draw that looks back at what was generated. */
+static struct token_draw draw_after(const struct sampling *sampling, struct random_key key, int64_t position,
+    const int32_t *generated, int32_t count) {
+    return (struct token_draw){.sampling = sampling,
+        .key = key,
+        .position = position,
+        .generated = generated,
+        .generated_count = count};
 }
 
 static struct sampler *make(int32_t vocab_size) {
     struct sampler *sampler;
     assert_int_equal(sampler_create(vocab_size, &sampler), OK);
     return sampler;
+}
+
+static enum result choose_after(
+    struct sampler *sampler, const float *logits, struct token_draw draw, struct sampled_token *token) {
+    return sampler_choose(sampler, logits, &draw, token);
 }
 
 /* The known answers that were published with the generator (Random123's kat_vectors). */
@@ -98,7 +114,8 @@ static void greedy_takes_the_first_of_equals(void **state) {
     for (int i = 0; i < 21; i++)
         logits[i] = i % 2 ? NAN : -INFINITY;
     struct sampled_token token;
-    assert_int_equal(sampler_choose(sampler, logits, &greedy, key, 0, NULL, 0, &token), ERROR_INTERNAL);
+    assert_int_equal(
+        choose_after(sampler, logits, draw_after(&greedy, key, 0, NULL, 0), &token), ERROR_INTERNAL);
     sampler_free(sampler);
 }
 
@@ -124,7 +141,7 @@ static void logprobs_are_of_the_unmodified_logits(void **state) {
     sampling.top_logprobs = 20;
     struct sampled_token token;
     struct random_key key = {{0, 0}};
-    assert_int_equal(sampler_choose(sampler, logits, &sampling, key, 9, NULL, 0, &token), OK);
+    assert_int_equal(choose_after(sampler, logits, draw_after(&sampling, key, 9, NULL, 0), &token), OK);
     assert_int_equal(token.id, 5);
     assert_true(fabsf(token.logprob - (float)(logits[5] - expected)) < 1e-6f);
     assert_int_equal(token.top_logprobs, 20);
@@ -163,20 +180,21 @@ static void penalties_follow_openai(void **state) {
     struct random_key key = {{0, 0}};
     const int32_t generated[] = {0, 1, 0, 0};
     sampling.presence_penalty = 0.15f; /* 0.85, 0.75, 0.8 */
-    assert_int_equal(sampler_choose(sampler, logits, &sampling, key, 0, generated, 4, &token), OK);
+    assert_int_equal(choose_after(sampler, logits, draw_after(&sampling, key, 0, generated, 4), &token), OK);
     assert_int_equal(token.id, 0);
     sampling.presence_penalty = 0.25f; /* 0.75, 0.65, 0.8 */
-    assert_int_equal(sampler_choose(sampler, logits, &sampling, key, 0, generated, 4, &token), OK);
+    assert_int_equal(choose_after(sampler, logits, draw_after(&sampling, key, 0, generated, 4), &token), OK);
     assert_int_equal(token.id, 2);
     sampling.presence_penalty = 0;
     sampling.frequency_penalty = 0.06f; /* 0.82, 0.84, 0.8 */
-    assert_int_equal(sampler_choose(sampler, logits, &sampling, key, 0, generated, 4, &token), OK);
+    assert_int_equal(choose_after(sampler, logits, draw_after(&sampling, key, 0, generated, 4), &token), OK);
     assert_int_equal(token.id, 1);
     sampling.frequency_penalty =
         -0.06f; /* 1.18, 0.96, 0.8: and nothing was left over from the calls before */
-    assert_int_equal(sampler_choose(sampler, logits, &sampling, key, 0, generated + 1, 1, &token), OK);
+    assert_int_equal(
+        choose_after(sampler, logits, draw_after(&sampling, key, 0, generated + 1, 1), &token), OK);
     assert_int_equal(token.id, 0);
-    assert_int_equal(sampler_choose(sampler, logits, &sampling, key, 0, NULL, 0, &token), OK);
+    assert_int_equal(choose_after(sampler, logits, draw_after(&sampling, key, 0, NULL, 0), &token), OK);
     assert_int_equal(token.id, 0);
     sampler_free(sampler);
 }
@@ -286,6 +304,54 @@ static void narrow_limits_are_greedy(void **state) {
     sampler_free(sampler);
 }
 
+/* Only tokens whose bit is set are drawn, in the proportions that they have among themselves, whatever bias says. */
+static void masks_rule_out_tokens(void **state) {
+    (void)state;
+    enum { VOCAB = 130 };
+    struct sampler *sampler = make(VOCAB);
+    float logits[VOCAB];
+    for (int i = 0; i < VOCAB; i++)
+        logits[i] = i % 2 ? 5.0f : (float)i * 0.01f;
+    uint64_t allowed[] = {(uint64_t)1 << 10, (uint64_t)1 << 63, 1};
+    const int32_t ids[] = {10, 127, 128, 1};
+    const float values[] = {-100, -100, -100, 100};
+    struct sampling biased = plain, few = plain;
+    biased.bias_ids = ids;
+    biased.bias_values = values;
+    biased.bias_count = 4;
+    few.top_k = 1;
+    few.top_logprobs = 5;
+    int seen[VOCAB] = {0};
+    for (int position = 0; position < 4000; position++) {
+        struct token_draw draw = {.sampling = &plain, .position = position, .allowed = allowed};
+        struct sampled_token token, same, best;
+        assert_int_equal(sampler_choose(sampler, logits, &draw, &token), OK);
+        draw.sampling = &biased; /* all that are allowed alike */
+        assert_int_equal(sampler_choose(sampler, logits, &draw, &same), OK);
+        assert_int_equal(same.id, token.id);
+        draw.sampling = &few;
+        assert_int_equal(sampler_choose(sampler, logits, &draw, &best), OK);
+        assert_int_equal(best.id, 127);
+        assert_int_equal(best.top_ids[0], 1); /* alternatives are of the unmodified logits */
+        assert_true(best.top_values[0] == best.logprob);
+        seen[token.id]++;
+    }
+    assert_int_equal(seen[10] + seen[127] + seen[128], 4000);
+    double rest = exp(0.1) + exp(5) + exp(1.28);
+    assert_true(fabs(seen[10] / 4000.0 - exp(0.1) / rest) < 0.01);
+    assert_true(fabs(seen[128] / 4000.0 - exp(1.28) / rest) < 0.01);
+    /* One token is left: it comes without a draw, with its own log-probability. */
+    allowed[0] = allowed[1] = 0;
+    const struct token_draw last = {.sampling = &plain, .position = 9, .allowed = allowed};
+    struct sampled_token token;
+    assert_int_equal(sampler_choose(sampler, logits, &last, &token), OK);
+    assert_int_equal(token.id, 128);
+    assert_true(token.logprob == (float)((double)logits[128] - logits_log_sum(logits, VOCAB)));
+    allowed[2] = 0;
+    assert_int_equal(sampler_choose(sampler, logits, &last, &token), ERROR_INTERNAL);
+    sampler_free(sampler);
+}
+
 /* What was drawn before, and with which sampler, leaves no trace. */
 static void only_the_inputs_matter(void **state) {
     (void)state;
@@ -303,8 +369,8 @@ static void only_the_inputs_matter(void **state) {
         struct sampler *fresh = make(VOCAB);
         struct random_key key = random_key_make(position, "x", 1, 0);
         struct sampled_token one, two;
-        assert_int_equal(sampler_choose(used, logits, &s, key, position, generated, 3, &one), OK);
-        assert_int_equal(sampler_choose(fresh, logits, &s, key, position, generated, 3, &two), OK);
+        assert_int_equal(choose_after(used, logits, draw_after(&s, key, position, generated, 3), &one), OK);
+        assert_int_equal(choose_after(fresh, logits, draw_after(&s, key, position, generated, 3), &two), OK);
         assert_int_equal(one.id, two.id);
         assert_true(one.logprob == two.logprob);
         sampler_free(fresh);
@@ -356,6 +422,7 @@ int main(void) {
         cmocka_unit_test(penalties_follow_openai),
         cmocka_unit_test(distributions),
         cmocka_unit_test(narrow_limits_are_greedy),
+        cmocka_unit_test(masks_rule_out_tokens),
         cmocka_unit_test(only_the_inputs_matter),
         cmocka_unit_test(large_vocabulary_is_fast),
     };
