@@ -246,8 +246,8 @@ static enum result enter_rule(
 
 static enum result enter(struct automaton *automaton, const struct grammar *grammar, struct work work) {
     const struct rule_node *node = &grammar->nodes[work.node];
-    if (work.depth + node->height > RULES_DEPTH_LIMIT)
-        return OK;
+    if (!node->productive || work.depth + node->height > RULES_DEPTH_LIMIT)
+        return OK; /* no text comes of it */
     switch (node->kind) {
     case RULE_TERMINAL:
         if (node->a != EXPRESSION_EMPTY)
