@@ -22,6 +22,7 @@ MUST_CHECK enum result grammar_vocabulary_create(const char *const *bytes, const
     uint32_t count, uint32_t end, struct grammar_vocabulary **vocabulary);
 void grammar_vocabulary_free(struct grammar_vocabulary *vocabulary); /* NULL is allowed */
 uint32_t grammar_vocabulary_count(const struct grammar_vocabulary *vocabulary);
+size_t grammar_vocabulary_bytes(const struct grammar_vocabulary *vocabulary); /* of memory */
 
 /* ---- compiling ---- */
 

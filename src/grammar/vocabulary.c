@@ -121,3 +121,9 @@ void grammar_vocabulary_free(struct grammar_vocabulary *vocabulary) {
 uint32_t grammar_vocabulary_count(const struct grammar_vocabulary *vocabulary) {
     return vocabulary->count;
 }
+
+size_t grammar_vocabulary_bytes(const struct grammar_vocabulary *vocabulary) {
+    size_t text = vocabulary->offsets[vocabulary->count];
+    return sizeof *vocabulary + text + 1 + (text + 1) * sizeof *vocabulary->trie +
+           2 * (vocabulary->count + 1) * sizeof(uint32_t);
+}
