@@ -130,6 +130,7 @@ check_machine() {
         need_header libjpeg-dev jpeglib.h
         need_header libwebp-dev webp/demux.h
         need_header libgif-dev gif_lib.h
+        need_header liblmdb-dev lmdb.h
         need_header libcmocka-dev cmocka.h
     fi
     local has_numpy=true

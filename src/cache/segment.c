@@ -1,0 +1,362 @@
+#include "cache/segment.h"
+
+#include "base/clock.h"
+#include "cache/keys.h"
+
+#include <errno.h>    /* errno */
+#include <fcntl.h>    /* open, fcntl */
+#include <math.h>     /* isfinite */
+#include <stdlib.h>   /* free */
+#include <string.h>   /* memcpy, strdup */
+#include <sys/stat.h> /* fstat */
+#include <sys/uio.h>  /* preadv, pwritev */
+#include <unistd.h>   /* pread, close */
+
+#include <xxhash.h>
+
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "numbers are written as they lie in memory");
+
+static const char file_magic[8] = {'N', 'O', 'C', 'T', 'S', 'E', 'G', '\n'};
+static const char record_magic[4] = {'N', 'R', 'E', 'C'};
+
+enum { HEADER_SUM_AT = 504, RECORD_SUM_AT = 56 };
+
+/* ---- bytes ---- */
+
+static void put(uint8_t *bytes, size_t at, const void *value, size_t size) {
+    memcpy(bytes + at, value, size);
+}
+
+static void get(const uint8_t *bytes, size_t at, void *value, size_t size) {
+    memcpy(value, bytes + at, size);
+}
+
+uint64_t segment_checksum(const void *payload, int64_t bytes) {
+    return XXH3_64bits(payload, (size_t)bytes);
+}
+
+int64_t segment_stride(int64_t payload_bytes) {
+    return SEGMENT_RECORD_BYTES + payload_bytes;
+}
+
+static void copy_text(char *to, size_t capacity, const char *text) {
+    memset(to, 0, capacity);
+    if (text)
+        memcpy(to, text, strnlen(text, capacity - 1));
+}
+
+void segment_header_make(const struct cache_space *space, const char *host, struct segment_header *header) {
+    *header = (struct segment_header){.space = cache_space_key(space),
+        .payload_bytes = space->payload_bytes,
+        .created = wall_clock(),
+        .block_tokens = space->block_tokens};
+    copy_text(header->host, sizeof header->host, host);
+    copy_text(header->fingerprint, sizeof header->fingerprint, space->fingerprint);
+    copy_text(header->backend, sizeof header->backend, space->backend);
+    copy_text(header->instruction_set, sizeof header->instruction_set, space->instruction_set);
+}
+
+void segment_header_pack(const struct segment_header *header, uint8_t bytes[SEGMENT_HEADER_BYTES]) {
+    uint32_t version = SEGMENT_VERSION, size = SEGMENT_HEADER_BYTES;
+    memset(bytes, 0, SEGMENT_HEADER_BYTES);
+    put(bytes, 0, file_magic, sizeof file_magic);
+    put(bytes, 8, &version, 4);
+    put(bytes, 12, &size, 4);
+    put(bytes, 16, header->space.bytes, CACHE_KEY_BYTES);
+    put(bytes, 32, &header->payload_bytes, 8);
+    put(bytes, 40, &header->created, 8);
+    put(bytes, 48, &header->block_tokens, 4);
+    put(bytes, 64, header->host, sizeof header->host);
+    put(bytes, 128, header->fingerprint, sizeof header->fingerprint);
+    put(bytes, 256, header->backend, sizeof header->backend);
+    put(bytes, 320, header->instruction_set, sizeof header->instruction_set);
+    uint64_t sum = XXH3_64bits(bytes, HEADER_SUM_AT);
+    put(bytes, HEADER_SUM_AT, &sum, 8);
+}
+
+enum result segment_header_parse(const uint8_t bytes[SEGMENT_HEADER_BYTES], struct segment_header *header) {
+    uint32_t version, size;
+    uint64_t sum;
+    *header = (struct segment_header){0};
+    get(bytes, 8, &version, 4);
+    get(bytes, 12, &size, 4);
+    get(bytes, HEADER_SUM_AT, &sum, 8);
+    if (memcmp(bytes, file_magic, sizeof file_magic))
+        return fail(ERROR_INPUT, "it is no segment file of a prefix cache");
+    if (version != SEGMENT_VERSION || size != SEGMENT_HEADER_BYTES)
+        return fail(ERROR_INPUT, "it has version %u of the format, and this program reads version %d",
+            version, SEGMENT_VERSION);
+    if (sum != XXH3_64bits(bytes, HEADER_SUM_AT))
+        return fail(ERROR_INPUT, "its header is damaged");
+    get(bytes, 16, header->space.bytes, CACHE_KEY_BYTES);
+    get(bytes, 32, &header->payload_bytes, 8);
+    get(bytes, 40, &header->created, 8);
+    get(bytes, 48, &header->block_tokens, 4);
+    get(bytes, 64, header->host, sizeof header->host - 1);
+    get(bytes, 128, header->fingerprint, sizeof header->fingerprint - 1);
+    get(bytes, 256, header->backend, sizeof header->backend - 1);
+    get(bytes, 320, header->instruction_set, sizeof header->instruction_set - 1);
+    if (header->payload_bytes < 1 || header->payload_bytes > SEGMENT_MOST_PAYLOAD ||
+        !isfinite(header->created))
+        return fail(ERROR_INPUT, "its header makes no sense");
+    return OK;
+}
+
+void segment_record_pack(const struct segment_record *record, uint8_t bytes[SEGMENT_RECORD_BYTES]) {
+    uint32_t traffic = (uint32_t)record->entry.traffic;
+    put(bytes, 0, record_magic, sizeof record_magic);
+    put(bytes, 4, &traffic, 4);
+    put(bytes, 8, record->key.bytes, CACHE_KEY_BYTES);
+    put(bytes, 24, &record->payload_bytes, 8);
+    put(bytes, 32, &record->checksum, 8);
+    put(bytes, 40, &record->created, 8);
+    put(bytes, 48, &record->entry.first_token, 4);
+    put(bytes, 52, &record->entry.cost_seconds, 4);
+    uint64_t sum = XXH3_64bits(bytes, RECORD_SUM_AT);
+    put(bytes, RECORD_SUM_AT, &sum, 8);
+}
+
+bool segment_record_parse(
+    const uint8_t bytes[SEGMENT_RECORD_BYTES], int64_t payload_bytes, struct segment_record *record) {
+    uint32_t traffic;
+    uint64_t sum;
+    get(bytes, 4, &traffic, 4);
+    get(bytes, 24, &record->payload_bytes, 8);
+    get(bytes, RECORD_SUM_AT, &sum, 8);
+    if (memcmp(bytes, record_magic, sizeof record_magic) || sum != XXH3_64bits(bytes, RECORD_SUM_AT) ||
+        record->payload_bytes != payload_bytes || traffic >= CACHE_TRAFFIC_KINDS)
+        return false;
+    record->entry.traffic = (enum cache_traffic)traffic;
+    get(bytes, 8, record->key.bytes, CACHE_KEY_BYTES);
+    get(bytes, 32, &record->checksum, 8);
+    get(bytes, 40, &record->created, 8);
+    get(bytes, 48, &record->entry.first_token, 4);
+    get(bytes, 52, &record->entry.cost_seconds, 4);
+    return isfinite(record->created) && isfinite(record->entry.cost_seconds);
+}
+
+/* ---- reading ---- */
+
+/* Reads until `bytes` are there or the file ends; the number read, -1 with errno for an error. */
+static ssize_t read_fully(int fd, void *data, size_t bytes, int64_t offset) {
+    size_t done = 0;
+    while (done < bytes) {
+        ssize_t now = pread(fd, (char *)data + done, bytes - done, offset + (off_t)done);
+        if (now < 0 && errno == EINTR)
+            continue;
+        if (now < 0)
+            return -1;
+        if (now == 0)
+            break;
+        done += (size_t)now;
+    }
+    return (ssize_t)done;
+}
+
+static enum result read_header(const char *path, int fd, struct segment_header *header) {
+    uint8_t bytes[SEGMENT_HEADER_BYTES];
+    ssize_t got = read_fully(fd, bytes, sizeof bytes, 0);
+    if (got < 0)
+        return fail_errno(ERROR_IO, "%s", path);
+    if (got < SEGMENT_HEADER_BYTES)
+        return fail(ERROR_INPUT, "%s: it ends within its header, after %zd bytes", path, got);
+    enum result status = segment_header_parse(bytes, header);
+    return status == OK ? OK : fail_context(status, "%s", path);
+}
+
+enum result segment_open(const char *path, int *fd, struct segment_header *header) {
+    int opened = open(path, O_RDONLY | O_CLOEXEC);
+    if (opened < 0)
+        return fail_errno(ERROR_IO, "%s", path);
+    enum result status = read_header(path, opened, header);
+    if (status != OK) {
+        int error = errno;
+        close(opened);
+        errno = error;
+        return status;
+    }
+    *fd = opened;
+    return OK;
+}
+
+enum result segment_scan(const char *path, int fd, const struct segment_header *header, int64_t from,
+    segment_visit *visit, void *context, int64_t *end, int64_t *damaged) {
+    int64_t stride = segment_stride(header->payload_bytes), passed = 0;
+    struct stat found;
+    if (from == 0)
+        from = SEGMENT_HEADER_BYTES;
+    *end = from;
+    *damaged = 0;
+    if (from < SEGMENT_HEADER_BYTES || (from - SEGMENT_HEADER_BYTES) % stride)
+        return fail(ERROR_INPUT, "%s: no record begins at byte %lld", path, (long long)from);
+    if (fstat(fd, &found))
+        return fail_errno(ERROR_IO, "%s", path);
+    for (int64_t offset = from; offset + stride <= found.st_size; offset += stride) {
+        uint8_t bytes[SEGMENT_RECORD_BYTES];
+        struct segment_record record;
+        ssize_t got = read_fully(fd, bytes, sizeof bytes, offset);
+        if (got < 0)
+            return fail_errno(ERROR_IO, "%s: byte %lld", path, (long long)offset);
+        if (got < SEGMENT_RECORD_BYTES)
+            break; /* it was cut off just now */
+        if (!segment_record_parse(bytes, header->payload_bytes, &record)) {
+            passed++;
+            continue;
+        }
+        *end = offset + stride;
+        *damaged += passed; /* those after the last whole record may be still on their way */
+        passed = 0;
+        if (!visit(context, offset, &record))
+            break;
+    }
+    return OK;
+}
+
+/* Reads into the vectors until all are full or the file ends; spends them. */
+static ssize_t read_vectors(int fd, struct iovec *vectors, int count, int64_t offset) {
+    size_t done = 0;
+    while (count > 0) {
+        ssize_t now = preadv(fd, vectors, count, offset + (off_t)done);
+        if (now < 0 && errno == EINTR)
+            continue;
+        if (now < 0)
+            return -1;
+        if (now == 0)
+            break;
+        done += (size_t)now;
+        for (size_t left = (size_t)now; left > 0;) {
+            size_t part = left < vectors->iov_len ? left : vectors->iov_len;
+            vectors->iov_base = (char *)vectors->iov_base + part;
+            vectors->iov_len -= part;
+            left -= part;
+            if (vectors->iov_len == 0)
+                vectors++, count--;
+        }
+    }
+    return (ssize_t)done;
+}
+
+enum result segment_read_run(const char *path, int fd, int64_t payload_bytes, int64_t offset,
+    uint8_t *const *payloads, int32_t count, uint8_t headers[][SEGMENT_RECORD_BYTES], int32_t *whole) {
+    struct iovec vectors[2 * SEGMENT_MOST_RUN];
+    for (int32_t i = 0; i < count; i++) {
+        vectors[2 * i] = (struct iovec){headers[i], SEGMENT_RECORD_BYTES};
+        vectors[2 * i + 1] = (struct iovec){payloads[i], (size_t)payload_bytes};
+    }
+    ssize_t got = read_vectors(fd, vectors, 2 * count, offset);
+    *whole = 0;
+    if (got < 0)
+        return fail_errno(ERROR_IO, "%s: byte %lld", path, (long long)offset);
+    *whole = (int32_t)(got / segment_stride(payload_bytes));
+    return OK;
+}
+
+/* ---- writing ---- */
+
+static int lock(int fd, short type, int command, struct flock *what) {
+    *what = (struct flock){.l_type = type, .l_whence = SEEK_SET};
+    return fcntl(fd, command, what);
+}
+
+/* A record lock of the open file, which the kernel releases when the process ends, however it does. */
+static void lock_for_writing(int fd) {
+    struct flock what;
+    (void)lock(
+        fd, F_WRLCK, F_OFD_SETLK, &what); /* where there are no locks, upkeep leaves files alone: see below */
+}
+
+bool segment_is_written(const char *path) {
+    struct flock what;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return errno != ENOENT;
+    bool written = lock(fd, F_RDLCK, F_OFD_GETLK, &what) != 0 || what.l_type != F_UNLCK;
+    close(fd);
+    return written;
+}
+
+static enum result write_fully(const char *path, int fd, struct iovec *vectors, int count, int64_t offset) {
+    while (count > 0) {
+        ssize_t now = pwritev(fd, vectors, count, offset);
+        if (now < 0 && errno == EINTR)
+            continue;
+        if (now < 0)
+            return fail_errno(ERROR_IO, "%s: byte %lld", path, (long long)offset);
+        offset += now;
+        for (size_t left = (size_t)now; count > 0 && (left > 0 || vectors->iov_len == 0);) {
+            size_t part = left < vectors->iov_len ? left : vectors->iov_len;
+            vectors->iov_base = (char *)vectors->iov_base + part;
+            vectors->iov_len -= part;
+            left -= part;
+            if (vectors->iov_len == 0)
+                vectors++, count--;
+        }
+    }
+    return OK;
+}
+
+enum result segment_create(
+    const char *path, const struct segment_header *header, struct segment_writer *writer) {
+    uint8_t bytes[SEGMENT_HEADER_BYTES];
+    enum result status = OK;
+    *writer = (struct segment_writer){
+        .fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666), .end = SEGMENT_HEADER_BYTES};
+    if (writer->fd < 0)
+        return fail_errno(ERROR_IO, "%s", path);
+    lock_for_writing(writer->fd);
+    writer->header = *header;
+    writer->path = strdup(path);
+    if (!writer->path)
+        status = fail(ERROR_MEMORY, "%s: no memory for its name", path);
+    segment_header_pack(header, bytes);
+    struct iovec vector = {bytes, sizeof bytes};
+    if (status == OK)
+        status = write_fully(path, writer->fd, &vector, 1, 0);
+    if (status != OK) {
+        int error = errno;
+        unlink(path);
+        segment_writer_close(writer);
+        errno = error;
+    }
+    return status;
+}
+
+static enum result append_some(struct segment_writer *writer, const struct segment_record *records,
+    uint8_t *const *payloads, int32_t count, int64_t offset) {
+    uint8_t headers[SEGMENT_MOST_RUN][SEGMENT_RECORD_BYTES];
+    struct iovec vectors[2 * SEGMENT_MOST_RUN];
+    for (int32_t i = 0; i < count; i++) {
+        segment_record_pack(&records[i], headers[i]);
+        vectors[2 * i] = (struct iovec){headers[i], SEGMENT_RECORD_BYTES};
+        vectors[2 * i + 1] = (struct iovec){payloads[i], (size_t)records[i].payload_bytes};
+    }
+    return write_fully(writer->path, writer->fd, vectors, 2 * count, offset);
+}
+
+enum result segment_append(struct segment_writer *writer, const struct segment_record *records,
+    uint8_t *const *payloads, int32_t count) {
+    int64_t stride = segment_stride(writer->header.payload_bytes);
+    enum result status = OK;
+    for (int32_t done = 0; status == OK && done < count; done += SEGMENT_MOST_RUN)
+        status = append_some(writer, records + done, payloads + done,
+            count - done < SEGMENT_MOST_RUN ? count - done : SEGMENT_MOST_RUN, writer->end + done * stride);
+    if (status == OK && fdatasync(writer->fd))
+        status = fail_errno(ERROR_IO, "%s: fdatasync", writer->path);
+    if (status == OK) {
+        writer->end += count * stride;
+        return OK;
+    }
+    /* After a failed fdatasync nobody knows what is down: the file takes no more. */
+    writer->damaged = true;
+    if (ftruncate(writer->fd, writer->end)) {
+        /* Torn records don't count anyway. */
+    }
+    return status;
+}
+
+void segment_writer_close(struct segment_writer *writer) {
+    if (writer->fd >= 0)
+        close(writer->fd);
+    free(writer->path);
+    *writer = (struct segment_writer){.fd = -1};
+}
