@@ -62,7 +62,7 @@ MUST_CHECK enum result plan_make(const struct plan_request *requests, int64_t co
 
 struct queues;
 
-/* Keeps pointers to entries (which must outlive it). */
+/* Keeps pointers to entries, which must outlive it: a plan's, the first one of each rank with nothing shared. */
 MUST_CHECK enum result queues_create(const struct plan_entry *entries, int64_t count, const int64_t *first,
     int32_t ranks, const struct plan_costs *costs, struct queues **queues);
 void queues_free(struct queues *queues); /* NULL is allowed */
@@ -72,9 +72,11 @@ enum { MOST_BRANCHES = 8 };
 /* The next request of a rank. */
 struct queue_next {
     const struct plan_entry *entry; /* NULL: nothing left */
-    int32_t shared; /* leading tokens in common with the request handed to this rank before it */
+    /* Leading tokens in common with the request handed to this rank before it; 0 when they stood on different ranks in the plan. */
+    int32_t shared;
     /* Lengths above `shared` at which requests still queued for this rank branch off from this one, ascending:
-     * its prefixes worth keeping. Close ones (less than `least` tokens apart) are left out. */
+     * its prefixes worth keeping. Close ones (less than `least` tokens from the one before, or from `shared`) are left out, and
+     * so are more where there would be too many. */
     int32_t branch_count;
     int32_t branches[MOST_BRANCHES];
 };
@@ -85,11 +87,15 @@ int64_t queues_left(const struct queues *queues, int32_t rank);  /* requests */
 double queues_cost(const struct queues *queues, int32_t rank);   /* seconds of work queued */
 int64_t queues_taken(const struct queues *queues, int32_t rank); /* since creation */
 
+/* Other costs from now on; all ranks must give the same ones between the same calls of queues_agree. */
+void queues_set_costs(struct queues *queues, const struct plan_costs *costs);
+
 /* Moves work at a step's edge. taken [ranks]: queues_taken of each rank, as the ranks have told each other; hungry
  * [ranks]: whether it has nothing queued and room; busy [ranks]: seconds of work it has begun and not ended, as it
- * estimates. All ranks call it with the same numbers and end with the same queues. Work is moved from the ends of the
- * longest queues, whole families where that suffices, never the request a rank would take next unless it is alone with
- * many waiting. Returns how many requests changed place. ERROR_INTERNAL when the numbers do not fit. */
+ * estimates. All ranks call it with the same numbers and end with the same queues. A hungry rank gets work up to what all have on
+ * average, from the ends of the longest queues, whole families where that suffices, as long as it will end sooner there; never
+ * the request a rank would take next unless it is the only one left to it. *moved: how many requests changed place.
+ * ERROR_INTERNAL when the numbers do not fit, ERROR_MEMORY. */
 MUST_CHECK enum result queues_agree(
     struct queues *queues, const int64_t *taken, const int64_t *hungry, const double *busy, int64_t *moved);
 
