@@ -12,6 +12,7 @@
 
 enum {
     CHEAP_PART = 128, /* a prefix that costs less than this part of a rank's work joins no family */
+    SMALL_PART = 32,  /* but what is less than this part of a rank's work stays together all the same */
     WHOLE_PART = 64,  /* families stay whole when that makes the longest rank longer by less than this part */
     WINDOW_PART = 32, /* a rank may get less than the bound by this part where a cut is cheaper */
     BOUND_ROUNDS = 24, /* halvings in the search for the bound */
@@ -127,14 +128,17 @@ static struct family make_family(const struct planning *planning, int64_t index)
 /* The subtries below prefixes that are too short to matter: a template that all prompts begin with makes no family of them. */
 static enum result find_families(const struct planning *planning, struct families *families) {
     const struct prompt_trie *trie = &planning->trie;
-    double cheap = make_family(planning, trie->root).work / (double)planning->ranks / CHEAP_PART;
+    double share = make_family(planning, trie->root).work / (double)planning->ranks;
     families->list = malloc((size_t)(planning->count + 1) * sizeof *families->list);
     if (!families->list)
         return fail_memory(planning);
     families->list[families->count++] = make_family(planning, trie->root);
     for (int64_t i = 0; i < families->count;) {
-        const struct trie_node *node = &trie->nodes[families->list[i].node];
-        if (node->first_child < 0 || (node->depth > 0 && work(planning, node->depth, 0) > cheap)) {
+        const struct family *family = &families->list[i];
+        const struct trie_node *node = &trie->nodes[family->node];
+        bool is_small = family->work < share / SMALL_PART;
+        bool is_cheap = node->depth == 0 || work(planning, node->depth, 0) <= share / CHEAP_PART;
+        if (node->first_child < 0 || is_small || !is_cheap) {
             i++;
             continue;
         }
