@@ -14,13 +14,13 @@ struct unit {
     int32_t begin, end, done;       /* its own tokens */
     int64_t parent;                 /* the unit that it goes on from, -1: none */
     bool is_ready;                  /* its end was reached in an earlier step */
-    bool was_ready;                 /* in this step it is */
+    bool is_done;                   /* in this step it is */
     const struct plan_entry *entry; /* NULL: a beginning */
 };
 
 struct decoding {
     const struct plan_entry *entry;
-    int32_t generated, left;
+    int32_t left; /* tokens to be generated */
     int64_t context;
 };
 
@@ -230,7 +230,6 @@ static void run_sequences(
         struct decoding *sequence = &rank->sequences[i];
         content->sequences++;
         content->positions += (double)sequence->context++;
-        sequence->generated++;
         w->out.generated_tokens++;
         if (--sequence->left > 0)
             rank->sequences[kept++] = *sequence;
@@ -249,14 +248,17 @@ static void end_prompt(struct world *w, struct rank *rank, const struct unit *un
         end_request(w, unit->entry);
         return;
     }
-    rank->sequences[rank->sequence_count++] = (struct decoding){
-        .entry = unit->entry, .generated = 1, .left = r->answer_tokens - 1, .context = r->prompt_tokens};
+    rank->sequences[rank->sequence_count++] =
+        (struct decoding){.entry = unit->entry, .left = r->answer_tokens - 1, .context = r->prompt_tokens};
 }
 
-static void run_prompts(struct world *w, struct rank *rank, struct room *room, struct step_content *content) {
+/* Beginnings that several share go first, as in the engine. */
+static void run_units(
+    struct world *w, struct rank *rank, bool of_requests, struct room *room, struct step_content *content) {
     for (int64_t u = rank->first_unit; u < rank->unit_count && room->tokens > 0; u++) {
         struct unit *unit = &rank->units[u];
-        if (unit->done == unit->end || (unit->parent >= 0 && !rank->units[unit->parent].is_ready))
+        if ((unit->entry != NULL) != of_requests || unit->done == unit->end ||
+            (unit->parent >= 0 && !rank->units[unit->parent].is_ready))
             continue;
         bool ends;
         int32_t count = cut_chunk(w, unit, room, &ends);
@@ -265,12 +267,16 @@ static void run_prompts(struct world *w, struct rank *rank, struct room *room, s
         content->prompt_ends += ends;
         unit->done += count;
         rank->prompt_left -= count;
-        unit->was_ready = unit->done == unit->end;
+        unit->is_done = unit->done == unit->end;
         if (ends)
             end_prompt(w, rank, unit);
     }
+}
+
+/* What has ended in this step may be gone on from in the next one. */
+static void end_units(struct rank *rank) {
     for (int64_t u = rank->first_unit; u < rank->unit_count; u++)
-        rank->units[u].is_ready |= rank->units[u].was_ready;
+        rank->units[u].is_ready |= rank->units[u].is_done;
     while (rank->first_unit < rank->unit_count && rank->units[rank->first_unit].is_ready)
         rank->first_unit++;
 }
@@ -279,7 +285,9 @@ static double run_step(struct world *w, struct rank *rank) {
     struct room room = {w->s->step_tokens, w->s->step_tokens};
     struct step_content content = {0};
     run_sequences(w, rank, &room, &content);
-    run_prompts(w, rank, &room, &content);
+    run_units(w, rank, false, &room, &content);
+    run_units(w, rank, true, &room, &content);
+    end_units(rank);
     double seconds = step_seconds(&w->s->costs, &content);
     rank->busy += seconds;
     return seconds;
@@ -287,15 +295,9 @@ static double run_step(struct world *w, struct rank *rank) {
 
 /* ---- moving requests ---- */
 
-/* Seconds of what a rank has begun, as it would estimate them itself. */
+/* Seconds of what a rank has begun, as it would estimate them itself: nobody knows how long answers get. */
 static double estimate(const struct world *w, const struct rank *rank) {
-    double tokens = 0;
-    for (int32_t i = 0; i < rank->sequence_count; i++) {
-        const struct decoding *sequence = &rank->sequences[i];
-        int32_t left = sequence->entry->answer_tokens - sequence->generated;
-        tokens += left > 1 ? left : 1;
-    }
-    return tokens * w->costs.answer_token + (double)rank->prompt_left * w->costs.prompt_token;
+    return (double)rank->prompt_left * w->costs.prompt_token;
 }
 
 static enum result move(struct world *w) {
