@@ -285,6 +285,7 @@ void answer_append(struct answer_writer *writer, const struct table *part, size_
     const uint64_t *choices = table_offsets(part, RESULT_CHOICE_OFFSETS);
     struct message_usage usage = {
         .prompt_tokens = ((const int32_t *)table_values(part, RESULT_PROMPT_TOKENS))[record],
+        .cached_tokens = ((const int32_t *)table_values(part, RESULT_CACHED_TOKENS))[record],
         .image_tokens = request->image_tokens,
         .thinking = request->thinking,
     };

@@ -9,7 +9,7 @@
 #include <stddef.h>  /* size_t */
 #include <stdint.h>  /* int64_t */
 
-enum { HEADER_BYTES = 512, HASH_DIGITS = 32, FORMAT_VERSION = 3 };
+enum { HEADER_BYTES = 512, HASH_DIGITS = 32, FORMAT_VERSION = 5 };
 
 struct file_header {
     char format[32]; /* "nocturne.results" */

@@ -78,31 +78,40 @@ struct phase {
 
 /* ---- source and sink of the engine ---- */
 
-static enum result source_next(
-    void *context, int64_t *index, struct request **request, struct state_record **state) {
+static enum result source_next(void *context, struct engine_work *work) {
     struct phase *phase = context;
-    *request = NULL;
-    *state = NULL;
     while (phase->next < phase->share_count) {
-        *index = phase->share[phase->next++];
-        if (phase->states && states_has(phase->states, *index)) {
-            enum result status = states_read(phase->states, *index, state);
+        int64_t index = phase->share[phase->next++];
+        *work = (struct engine_work){.index = index};
+        if (phase->states && states_has(phase->states, index)) {
+            enum result status = states_read(phase->states, index, &work->state);
             if (status == ERROR_INPUT && phase->kind == ENGINE_RUN) {
                 log_warning(
-                    "%s: request %lld begins again from its prompt", failure_message(), (long long)*index);
-                return requests_read(phase->requests, *index, request);
+                    "%s: request %lld begins again from its prompt", failure_message(), (long long)index);
+                return requests_read(phase->requests, index, &work->request);
             }
             if (status == ERROR_INPUT) {
                 log_warning(
-                    "%s: request %lld is left for a later prefill", failure_message(), (long long)*index);
+                    "%s: request %lld is left for a later prefill", failure_message(), (long long)index);
                 phase->lost_states++;
                 continue;
             }
             TRY(status);
         }
-        return requests_read(phase->requests, *index, request);
+        return requests_read(phase->requests, index, &work->request);
     }
-    *index = -1;
+    *work = (struct engine_work){.index = -1};
+    return OK;
+}
+
+static int64_t source_left(void *context) {
+    const struct phase *phase = context;
+    return phase->share_count - phase->next;
+}
+
+static enum result source_balance(void *context, bool is_hungry, double busy, int64_t *moved) {
+    (void)context, (void)is_hungry, (void)busy;
+    *moved = 0;
     return OK;
 }
 
@@ -443,7 +452,12 @@ static enum result run_engine(struct phase *phase, struct engine_counts *world) 
         .stop_at = phase->end > 0 ? phase->end - (double)phase->options->grace : 0,
         .grace = (double)phase->options->grace,
     };
-    const struct engine_source source = {phase, source_next, source_embeddings, source_release};
+    const struct engine_source source = {.context = phase,
+        .next = source_next,
+        .left = source_left,
+        .balance = source_balance,
+        .embeddings = source_embeddings,
+        .release = source_release};
     const struct engine_sink sink = {phase, sink_result, sink_state, sink_step_end};
     return engine_run(&engine, &source, &sink, world, &phase->stop);
 }

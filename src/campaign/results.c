@@ -9,6 +9,8 @@
 const struct column results_columns[RESULT_COLUMNS] = {
     [RESULT_REQUEST] = {"request", COLUMN_I64, NULL, "index of the request in requests.h5"},
     [RESULT_PROMPT_TOKENS] = {"prompt_tokens", COLUMN_I32, "tokens", "length of the prompt"},
+    [RESULT_CACHED_TOKENS] = {"cached_tokens", COLUMN_I32, "tokens",
+        "of the prompt: shared with other requests or found in the cache, and so not computed for this one"},
     [RESULT_FINISHED_AT] = {"finished_at", COLUMN_F64, "s",
         "when the request finished, in seconds since 1970-01-01 UTC"},
     [RESULT_FAILED] = {"failed", COLUMN_U8, NULL, "1: the request failed and has no choices"},
@@ -120,6 +122,7 @@ enum result results_writer_add(struct results_writer *writer, const struct reque
             (long long)result->request, result->choice_count, failed ? result->error_code : "none");
     TRY(table_append_int64(table, RESULT_REQUEST, result->request));
     TRY(table_append_int32(table, RESULT_PROMPT_TOKENS, result->prompt_tokens));
+    TRY(table_append_int32(table, RESULT_CACHED_TOKENS, result->cached_tokens));
     TRY(table_append(table, RESULT_FINISHED_AT, &result->finished_at, 1));
     TRY(table_append_byte(table, RESULT_FAILED, failed));
     TRY(table_append_int32(table, RESULT_ERROR_STATUS, failed ? result->error_status : 0));
@@ -208,7 +211,7 @@ static enum result check_choices(const struct table *table, const char *path, si
 static enum result check_records(
     const struct table *table, const char *path, const struct file_header *header) {
     static const int of_records[] = {
-        RESULT_PROMPT_TOKENS, RESULT_FINISHED_AT, RESULT_FAILED, RESULT_ERROR_STATUS};
+        RESULT_PROMPT_TOKENS, RESULT_CACHED_TOKENS, RESULT_FINISHED_AT, RESULT_FAILED, RESULT_ERROR_STATUS};
     static const int texts[] = {
         RESULT_ERROR_TYPE, RESULT_ERROR_CODE, RESULT_ERROR_PARAM, RESULT_ERROR_MESSAGE};
     size_t records = table_rows(table, RESULT_REQUEST), choices = table_rows(table, RESULT_FINISH);

@@ -12,6 +12,7 @@ enum { MOST_SECTIONS = 1024, OPEN_PARTS = 8 };
 
 const struct column states_columns[STATE_COLUMNS] = {
     [STATE_REQUEST] = {"request", COLUMN_I64, NULL, "index of the request in requests.h5"},
+    [STATE_CACHED_TOKENS] = {"cached_tokens", COLUMN_I32, "tokens", "of the prompt: as in results"},
     [STATE_GENERATED] = {"generated", COLUMN_I64, "tokens", "generated tokens of all choices of the record"},
     [STATE_RECORD_HASH] = {"record_xxh3_64", COLUMN_U64, NULL,
         "hash of the record's rows: XXH3 64-bit of each section's, its seed being that of the section "
@@ -169,6 +170,7 @@ enum result states_writer_add(struct states_writer *writer, const struct state_r
         generated += record->choices[i].token_count;
     }
     TRY(table_append_int64(table, STATE_REQUEST, record->request));
+    TRY(table_append_int32(table, STATE_CACHED_TOKENS, record->cached_tokens));
     TRY(table_append_int64(table, STATE_GENERATED, generated));
     TRY(table_append(table, STATE_RECORD_HASH, &hash, 1));
     TRY(table_append_offset(table, STATE_SEQUENCE_OFFSETS, (size_t)record->sequence_count));
@@ -268,6 +270,7 @@ static enum result check_table(
     if ((int64_t)records != header->records)
         return fail(ERROR_INPUT, "%s: it has %zu records, its header says %lld", path, records,
             (long long)header->records);
+    TRY(table_check_rows(table, path, STATE_CACHED_TOKENS, records));
     TRY(table_check_rows(table, path, STATE_GENERATED, records));
     TRY(table_check_rows(table, path, STATE_RECORD_HASH, records));
     TRY(table_check_rows(table, path, STATE_TOP_COUNT, choices));
@@ -688,6 +691,7 @@ enum result states_read(struct states *states, int64_t request, struct state_rec
         return fail(
             ERROR_MEMORY, "%s: out of memory for the state of request %lld", path, (long long)request);
     memory->record.request = request;
+    memory->record.cached_tokens = ((const int32_t *)table_values(table, STATE_CACHED_TOKENS))[r];
     copy_choices(table, &p, &parts);
     enum result status = OK;
     for (uint64_t i = 0; i < p.sequences && status == OK; i++) {

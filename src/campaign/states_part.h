@@ -9,6 +9,7 @@
 /* A column of offsets follows its values. */
 enum states_column {
     STATE_REQUEST,
+    STATE_CACHED_TOKENS,
     STATE_GENERATED,
     STATE_RECORD_HASH,
     STATE_SECTION_NAMES,

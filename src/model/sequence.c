@@ -171,6 +171,10 @@ int32_t sequence_blocks(const struct model *model, int64_t tokens, int32_t chunk
     return blocks > INT32_MAX ? INT32_MAX : (int32_t)blocks;
 }
 
+int32_t sequence_whole_blocks(const struct model *model, int32_t tokens) {
+    return tokens / model->kv.global_tokens;
+}
+
 int32_t model_blocks(const struct model *model) {
     return model->pool->total;
 }

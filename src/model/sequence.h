@@ -27,6 +27,8 @@ int32_t sequence_length(const struct sequence *sequence); /* tokens run so far *
 /* Most blocks a sequence holds at once on its way to `tokens` tokens in all, when its prompt runs in chunks of at most
  * `chunk` tokens (with `tail` as in struct span; 0 tail for decoding from a loaded state, chunk 1). */
 int32_t sequence_blocks(const struct model *model, int64_t tokens, int32_t chunk, int32_t tail);
+/* Blocks that a copy of a sequence of `tokens` tokens shares with it for good. */
+int32_t sequence_whole_blocks(const struct model *model, int32_t tokens);
 /* Blocks of the pool in all. A scheduler admits sequences while the sum of their sequence_blocks stays within. */
 int32_t model_blocks(const struct model *model);
 

@@ -23,15 +23,17 @@ void admission_begin(struct admission *admission, const struct engine_options *o
         .prompt_budget = INT64_MAX,
     };
     admission->last = &admission->first;
+    prompts_begin(&admission->prompts, options, source, counts, admission->tail, &admission->blocks_reserved,
+        admission->blocks_total);
 }
 
 static void free_active(struct admission *admission, struct active_request *active) {
     struct model *model = admission->options->model;
-    sequence_free(model, active->prompt);
     for (int32_t i = 0; i < active->choice_count; i++) {
         sequence_free(model, active->choices[i].sequence);
         choice_free(&active->choices[i]);
     }
+    prompts_release(&admission->prompts, &active->prompt);
     free(active->choices);
     free(active->embeddings);
     stop_strings_free(active->stops);
@@ -40,9 +42,9 @@ static void free_active(struct admission *admission, struct active_request *acti
 }
 
 static void release_state(struct admission *admission) {
-    if (admission->held_state)
-        admission->source->release(admission->source->context, NULL, admission->held_state);
-    admission->held_state = NULL;
+    if (admission->held_work.state)
+        admission->source->release(admission->source->context, NULL, admission->held_work.state);
+    admission->held_work.state = NULL;
 }
 
 void admission_end(struct admission *admission) {
@@ -54,6 +56,7 @@ void admission_end(struct admission *admission) {
         free_active(admission, admission->first);
         admission->first = next;
     }
+    prompts_end(&admission->prompts);
 }
 
 bool admission_has_work(const struct admission *admission) {
@@ -73,11 +76,9 @@ static enum result send_result(const struct admission *admission, const struct r
     return status;
 }
 
-static enum result take_request(
-    const struct admission *admission, struct active_request *active, struct state_record **state) {
+static enum result take_request(const struct admission *admission, struct engine_work *work) {
     enum work_part before = stopwatch_switch(WORK_FILES);
-    enum result status =
-        admission->source->next(admission->source->context, &active->index, &active->request, state);
+    enum result status = admission->source->next(admission->source->context, work);
     (void)stopwatch_switch(before);
     return status;
 }
@@ -150,7 +151,7 @@ static bool is_refused(
 
 /* ---- taking requests ---- */
 
-/* The blocks a request may need at most. Prefill ends at the prompt and has one sequence whatever n is. */
+/* The blocks a request may need at most, when it shares none. Prefill ends at the prompt and has one sequence whatever n is. */
 static void reserve_worst_case(const struct admission *admission, struct active_request *active) {
     const struct engine_options *options = admission->options;
     const struct request *request = active->request;
@@ -161,7 +162,7 @@ static void reserve_worst_case(const struct admission *admission, struct active_
     }
     if (tokens > admission->rules.context)
         tokens = admission->rules.context;
-    bool loaded = admission->held_state;
+    bool loaded = admission->held_work.state;
     active->blocks_each = sequence_blocks(
         options->model, tokens, loaded ? 1 : options->step_tokens, loaded ? 0 : admission->tail);
     active->blocks = active->blocks_each * choices;
@@ -186,15 +187,19 @@ static enum result read_next(struct admission *admission) {
     struct active_request *active = calloc(1, sizeof *active);
     if (!active)
         return fail(ERROR_MEMORY, "out of memory for a request in work");
-    struct state_record *state = NULL;
-    enum result status = take_request(admission, active, &state);
-    if (status != OK || active->index < 0) {
+    struct engine_work work = {.index = -1};
+    enum result status = take_request(admission, &work);
+    if (status != OK || work.index < 0) {
         admission->source_ended = true;
         free(active);
         return status;
     }
     admission->held = active;
-    admission->held_state = state;
+    admission->held_work = work;
+    active->index = work.index;
+    active->request = work.request;
+    if (!work.state)
+        prompts_follow(&admission->prompts, work.shared);
     return prepare_active(admission, active);
 }
 
@@ -202,30 +207,52 @@ static enum result read_next(struct admission *admission) {
  * batch. */
 static bool has_room(struct admission *admission, const struct active_request *active) {
     const struct engine_options *options = admission->options;
-    if (!admission->held_state &&
-        admission->prompt_left + active->request->token_count > admission->prompt_budget)
+    bool is_prompt = !admission->held_work.state;
+    int64_t shared = 0;
+    const struct prefix *from =
+        is_prompt ? prompts_find(&admission->prompts, active->request->token_count, &shared) : NULL;
+    int32_t tokens = active->request->token_count - (from ? from->prompt.tokens : 0);
+    if (is_prompt && admission->prompts.left + tokens > admission->prompt_budget)
         admission->is_late = true;
     if (admission->is_late)
         return false;
+    int64_t blocks = active->blocks - shared * (active->blocks / active->blocks_each);
+    if (admission->blocks_reserved + blocks > admission->blocks_total) {
+        if (admission->first)
+            return false;
+        prompts_close_all(&admission->prompts); /* it has all the memory to itself then */
+    }
     if (!admission->first)
         return true;
-    if (admission->blocks_reserved + active->blocks > admission->blocks_total)
-        return false;
     if (options->phase == ENGINE_PREFILL)
-        return admission->prompt_left < options->step_tokens;
+        return admission->prompts.left < options->step_tokens;
     return admission->choices + active->choice_count <= options->batch;
 }
 
 static enum result load_state(struct admission *admission, struct active_request *active) {
-    const struct state_record *state = admission->held_state;
+    const struct state_record *state = admission->held_work.state;
     active->decoding = true;
-    active->prompt_done = active->request->token_count;
+    active->cached_tokens = state->cached_tokens;
     TRY(saving_restore(admission->options->model, &admission->rules, active, state));
     release_state(admission);
     for (int32_t i = 0; i < active->choice_count; i++)
         if (active->choices[i].finished)
-            admission_choice_finished(admission, active, &active->choices[i]);
+            TRY(admission_choice_finished(admission, active, &active->choices[i]));
     return active->unfinished ? OK : admission_answer(admission, active);
+}
+
+/* The prompt, and the beginnings of it that later ones share; what is shared need not be reserved again for each of the choices. */
+static enum result admit_prompt(struct admission *admission, struct active_request *active) {
+    int64_t copies = active->blocks / active->blocks_each, shared = 0;
+    active->prompt = (struct prompt){.request = active->request,
+        .owner = active->index,
+        .tokens = active->request->token_count,
+        .embeddings = active->embeddings};
+    TRY(prompts_admit(&admission->prompts, &active->prompt, &admission->held_work, active->blocks, &shared));
+    active->blocks_each -= shared;
+    active->blocks = active->blocks_each * copies;
+    admission->blocks_reserved += active->blocks;
+    return OK;
 }
 
 static enum result admit_held(struct admission *admission) {
@@ -233,14 +260,33 @@ static enum result admit_held(struct admission *admission) {
     admission->held = NULL;
     *admission->last = active;
     admission->last = &active->next;
-    admission->blocks_reserved += active->blocks;
     admission->choices += active->choice_count;
     admission->counts->waiting++;
-    if (admission->held_state)
+    if (admission->held_work.state) {
+        admission->blocks_reserved += active->blocks;
         return load_state(admission, active);
-    admission->prompt_left += active->request->token_count;
+    }
     TRY(take_embeddings(admission, active));
-    return sequence_create(admission->options->model, &active->prompt);
+    return admit_prompt(admission, active);
+}
+
+enum result admission_start(struct admission *admission, struct active_request *active, bool *can_run) {
+    int64_t more = 0;
+    TRY(prompts_start(
+        &admission->prompts, &active->prompt, active->blocks / active->blocks_each, can_run, &more));
+    active->blocks += more * (active->blocks / active->blocks_each);
+    active->blocks_each += more;
+    return OK;
+}
+
+void admission_reopen(struct admission *admission) {
+    admission->source_ended = false;
+}
+
+bool admission_is_hungry(const struct admission *admission) {
+    return !admission->held && admission->source_ended && !admission->is_late &&
+           admission->choices < admission->options->batch &&
+           admission->prompts.left < admission->options->step_tokens;
 }
 
 enum result admission_fill(struct admission *admission) {
@@ -269,14 +315,19 @@ enum result admission_fill(struct admission *admission) {
 
 /* ---- the way out ---- */
 
-void admission_choice_finished(
+enum result admission_choice_finished(
     struct admission *admission, struct active_request *active, struct choice *choice) {
+    enum result status = OK;
+    if (choice->sequence)
+        status = prompts_answered(
+            &admission->prompts, &active->prompt, choice->sequence, choice->token_ids, choice->count);
     sequence_free(admission->options->model, choice->sequence);
     choice->sequence = NULL;
     active->unfinished--;
     active->blocks -= active->blocks_each;
     admission->blocks_reserved -= active->blocks_each;
     admission->choices--;
+    return status;
 }
 
 enum result admission_fork(struct admission *admission, struct active_request *active) {
@@ -287,14 +338,14 @@ enum result admission_fork(struct admission *admission, struct active_request *a
         if (choice->finished)
             continue;
         if (--left == 0) {
-            choice->sequence = active->prompt;
-            active->prompt = NULL;
+            choice->sequence = active->prompt.sequence;
+            active->prompt.sequence = NULL;
         } else {
-            TRY(sequence_fork(model, active->prompt, &choice->sequence));
+            TRY(sequence_fork(model, active->prompt.sequence, &choice->sequence));
         }
     }
-    sequence_free(model, active->prompt);
-    active->prompt = NULL;
+    sequence_free(model, active->prompt.sequence);
+    active->prompt.sequence = NULL;
     return OK;
 }
 
@@ -312,6 +363,7 @@ enum result admission_answer(struct admission *admission, const struct active_re
     const struct request_result result = {
         .request = active->index,
         .prompt_tokens = active->request->token_count,
+        .cached_tokens = active->cached_tokens,
         .choice_count = active->choice_count,
         .choices = choices,
         .finished_at = wall_clock(),

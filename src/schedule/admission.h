@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "schedule/choices.h"
 #include "schedule/engine.h"
+#include "schedule/prompts.h"
 
 #include <stdbool.h> /* bool */
 #include <stdint.h>  /* int32_t, int64_t */
@@ -16,12 +17,10 @@ struct active_request {
     int64_t index; /* in requests.h5 */
     struct request *request;
     struct stop_strings *stops;
-    struct sequence *prompt; /* the sequence while the prompt runs, and until the choices have their own */
-    int32_t prompt_done;     /* prompt tokens run */
-    float *embeddings;       /* of the prompt's image tokens, NULL when it has none or has run */
-    int64_t embeddings_done; /* image tokens run */
-    bool decoding;           /* the choices' first tokens are there */
-    bool prompt_in_step;     /* a part of the prompt is in a step on its way */
+    struct prompt prompt;
+    float *embeddings;     /* of the prompt's image tokens, NULL when it has none or has run */
+    int32_t cached_tokens; /* of the prompt: see struct request_result */
+    bool decoding;         /* the choices' first tokens are there */
     int32_t choice_count, unfinished;
     struct choice *choices; /* [choice_count] */
     int64_t blocks_each;    /* reserved for each unfinished choice */
@@ -37,12 +36,12 @@ struct admission {
     struct answer_rules rules;
     int32_t tail;
     int64_t blocks_total, blocks_reserved;
-    int32_t choices;              /* unfinished ones of all requests in work */
-    int64_t prompt_left;          /* tokens not run yet of prompts that are in no step on its way */
+    int32_t choices; /* unfinished ones of all requests in work */
+    struct prompts prompts;
     struct active_request *first; /* in order of admission */
     struct active_request **last; /* where the next one is linked */
     struct active_request *held;  /* read, but there is no room yet */
-    struct state_record *held_state;
+    struct engine_work held_work;
     bool source_ended;
     int64_t prompt_budget; /* most prompt tokens that can still be run before the run stops by itself */
     bool is_late;          /* some request was left for the next launch for that: no more are taken */
@@ -61,8 +60,16 @@ bool admission_has_work(const struct admission *admission);
 bool admission_leaves_work(const struct admission *admission);
 
 /* A choice has just finished: frees its state and reservation. */
-void admission_choice_finished(
+MUST_CHECK enum result admission_choice_finished(
     struct admission *admission, struct active_request *active, struct choice *choice);
+/* Gives a request's prompt its sequence, when it can run: see prompts_start. */
+MUST_CHECK enum result admission_start(
+    struct admission *admission, struct active_request *active, bool *can_run);
+/* The same queue as before has got new requests. */
+void admission_reopen(struct admission *admission);
+/* Whether this rank has nothing left to take, and room. */
+bool admission_is_hungry(const struct admission *admission);
+
 /* Sends the answer of a request whose choices have all finished. */
 MUST_CHECK enum result admission_answer(struct admission *admission, const struct active_request *active);
 /* Drops the requests that are through: prompt saved (ENGINE_PREFILL), or all choices finished. */

@@ -19,8 +19,10 @@ struct draw {
 
 /* The part of a request in a step. */
 struct span_use {
-    struct active_request *active;
-    int32_t choice; /* -1: its prompt */
+    struct active_request *active; /* NULL: a prefix of several */
+    int32_t choice;                /* -1: its prompt */
+    struct prompt *prompt;         /* NULL: a choice */
+    struct prefix *prefix;         /* whose prompt it is */
 };
 
 /* A step: being made, or on its way through one of the model's lanes. */
@@ -47,6 +49,9 @@ struct engine {
     int32_t lanes;
     struct engine_step steps[MOST_STEPS], *step; /* `step`: the one that is worked on */
     double begun;                                /* wall_clock() */
+    const struct engine_source *source;
+    bool is_uneven;       /* some ranks are hungry, and others have requests left; the same on all */
+    int32_t balance_wait; /* turns until moving requests is tried again */
 };
 
 /* ---- life ---- */
@@ -67,7 +72,7 @@ static enum result check_options(const struct engine_options *options, int32_t t
 
 static enum result engine_begin(struct engine *engine, const struct engine_options *options,
     const struct engine_source *source, const struct engine_sink *sink) {
-    *engine = (struct engine){.options = options, .sink = sink, .begun = wall_clock()};
+    *engine = (struct engine){.options = options, .sink = sink, .begun = wall_clock(), .source = source};
     admission_begin(&engine->admission, options, source, sink, &engine->own);
     TRY(check_options(options, engine->admission.tail));
     const struct model_options *of_model = model_options(options->model);
@@ -111,38 +116,33 @@ struct step_room {
     int32_t upper;  /* run by the layers above the last kv source */
 };
 
-static int32_t prompt_rest(const struct active_request *active) {
-    return active->request->token_count - active->prompt_done;
-}
-
-static void add_span(struct engine *engine, struct step_room *room, const struct span *span,
-    struct active_request *active, int32_t choice) {
+static void add_span(
+    struct engine *engine, struct step_room *room, const struct span *span, const struct span_use *use) {
     struct engine_step *step = engine->step;
     room->tokens -= span->count;
     room->upper -= span_upper_tokens(span);
     step->spans[step->span_count] = *span;
-    step->uses[step->span_count] = (struct span_use){active, choice};
+    step->uses[step->span_count] = *use;
     step->span_count++;
-    if (choice >= 0) {
-        active->choices[choice].in_step = true;
+    if (!use->prompt) {
+        use->active->choices[use->choice].in_step = true;
         return;
     }
-    active->prompt_in_step = true;
-    engine->admission.prompt_left -= prompt_rest(active);
+    use->prompt->in_step = true;
+    engine->admission.prompts.left -= prompt_rest(use->prompt);
 }
 
 /* What the step held back from other lanes' steps is theirs again. */
 static void release_spans(struct engine *engine) {
     const struct engine_step *step = engine->step;
     for (int32_t i = 0; i < step->span_count; i++) {
-        struct active_request *active = step->uses[i].active;
-        int32_t choice = step->uses[i].choice;
-        if (choice >= 0) {
-            active->choices[choice].in_step = false;
+        const struct span_use *use = &step->uses[i];
+        if (!use->prompt) {
+            use->active->choices[use->choice].in_step = false;
             continue;
         }
-        active->prompt_in_step = false;
-        engine->admission.prompt_left += prompt_rest(active);
+        use->prompt->in_step = false;
+        engine->admission.prompts.left += prompt_rest(use->prompt);
     }
 }
 
@@ -160,25 +160,25 @@ static void add_decoding(struct engine *engine, struct step_room *room) {
                 .ids = &choice->token_ids[choice->count - 1],
                 .count = 1,
                 .logits = 1};
-            add_span(engine, room, &span, active, i);
+            add_span(engine, room, &span, &(struct span_use){.active = active, .choice = i});
             left--;
         }
     }
 }
 
 /* As much of the prompt as there is room for. Its end also runs the tail through the upper layers; when
- * that does not fit any more, one token is left for a later step. */
-static bool cut_chunk(const struct engine *engine, const struct active_request *active, struct step_room room,
-    struct span *span) {
-    int32_t left = prompt_rest(active);
-    *span = (struct span){.sequence = active->prompt,
-        .ids = active->request->token_ids + active->prompt_done,
+ * that does not fit any more, one token is left for a later step. A prefix has no such end. */
+static bool cut_chunk(const struct engine *engine, const struct prompt *prompt, bool is_prefix,
+    struct step_room room, struct span *span) {
+    int32_t left = prompt_rest(prompt);
+    *span = (struct span){.sequence = prompt->sequence,
+        .ids = prompt->request->token_ids + prompt->done,
         .count = left < room.tokens ? left : room.tokens,
         .tail = engine->admission.tail};
-    if (active->embeddings)
+    if (prompt->embeddings)
         span->embeddings =
-            active->embeddings + active->embeddings_done * model_config(engine->options->model)->hidden_size;
-    if (span->count == left) {
+            prompt->embeddings + prompt->embeddings_done * model_config(engine->options->model)->hidden_size;
+    if (span->count == left && !is_prefix) {
         span->last = true;
         span->logits = 1;
         if (span_upper_tokens(span) > room.upper) {
@@ -190,16 +190,40 @@ static bool cut_chunk(const struct engine *engine, const struct active_request *
     return span->count > 0;
 }
 
-static void add_prompts(struct engine *engine, struct step_room *room) {
-    for (struct active_request *active = engine->admission.first; active; active = active->next) {
-        if (active->decoding || active->prompt_in_step)
+static bool is_full(const struct engine *engine, const struct step_room *room) {
+    return room->tokens == 0 || engine->step->span_count == engine->most_spans;
+}
+
+static enum result add_prefixes(struct engine *engine, struct step_room *room) {
+    for (struct prefix *prefix = engine->admission.prompts.first; prefix; prefix = prefix->next) {
+        if (prefix->is_ready || prefix->prompt.in_step)
             continue;
-        if (room->tokens == 0 || engine->step->span_count == engine->most_spans)
-            return;
+        if (is_full(engine, room))
+            return OK;
+        bool can_run;
         struct span span;
-        if (cut_chunk(engine, active, *room, &span))
-            add_span(engine, room, &span, active, -1);
+        TRY(prompts_start_prefix(&engine->admission.prompts, prefix, &can_run));
+        if (can_run && cut_chunk(engine, &prefix->prompt, true, *room, &span))
+            add_span(engine, room, &span,
+                &(struct span_use){.choice = -1, .prompt = &prefix->prompt, .prefix = prefix});
     }
+    return OK;
+}
+
+static enum result add_prompts(struct engine *engine, struct step_room *room) {
+    for (struct active_request *active = engine->admission.first; active; active = active->next) {
+        if (active->decoding || active->prompt.in_step)
+            continue;
+        if (is_full(engine, room))
+            return OK;
+        bool can_run;
+        struct span span;
+        TRY(admission_start(&engine->admission, active, &can_run));
+        if (can_run && cut_chunk(engine, &active->prompt, false, *room, &span))
+            add_span(engine, room, &span,
+                &(struct span_use){.active = active, .choice = -1, .prompt = &active->prompt});
+    }
+    return OK;
 }
 
 /* How many prompt tokens this rank can run until it stops by itself, at the speed it had so far. */
@@ -211,13 +235,16 @@ static int64_t prompt_budget(const struct engine *engine) {
 }
 
 static enum result prepare_step(struct engine *engine) {
+    if (engine->own.prompt_tokens)
+        engine->admission.prompts.seconds_a_token =
+            (wall_clock() - engine->begun) / (double)engine->own.prompt_tokens;
     engine->admission.prompt_budget = prompt_budget(engine);
     TRY(admission_fill(&engine->admission));
     engine->step->span_count = 0;
     struct step_room room = {engine->options->step_tokens, engine->options->step_tokens};
     add_decoding(engine, &room);
-    add_prompts(engine, &room);
-    return OK;
+    TRY(add_prefixes(engine, &room));
+    return add_prompts(engine, &room);
 }
 
 /* ---- after a step ---- */
@@ -256,16 +283,36 @@ static enum result add_draw(
 }
 
 /* Notes how far a prompt has come. */
-static void advance_prompt(struct engine *engine, struct active_request *active, const struct span *span) {
+static void advance_prompt(struct engine *engine, const struct span_use *use, const struct span *span) {
     int32_t image = model_config(engine->options->model)->image_token_id;
-    active->prompt_done += span->count;
-    for (int32_t t = 0; active->embeddings && t < span->count; t++)
-        active->embeddings_done += span->ids[t] == image;
-    if (active->prompt_done == active->request->token_count) {
-        free(active->embeddings);
-        active->embeddings = NULL;
+    struct prompt *prompt = use->prompt;
+    prompt->done += span->count;
+    for (int32_t t = 0; prompt->embeddings && t < span->count; t++)
+        prompt->embeddings_done += span->ids[t] == image;
+    if (prompt_rest(prompt) == 0) {
+        prompt->embeddings = NULL;
+        if (use->active) {
+            free(use->active->embeddings);
+            use->active->embeddings = NULL;
+        }
     }
     engine->own.prompt_tokens += span->count;
+}
+
+/* The step has ended: rows of prompts that it has ended go to the cache, and their prefixes are ready. */
+static enum result end_prompts(struct engine *engine) {
+    const struct engine_step *step = engine->step;
+    for (int32_t i = 0; i < step->span_count; i++) {
+        const struct span_use *use = &step->uses[i];
+        if (!use->prompt || prompt_rest(use->prompt))
+            continue;
+        TRY(prompts_ended(&engine->admission.prompts, use->prompt));
+        if (use->prefix)
+            use->prefix->is_ready = true;
+        else
+            use->active->cached_tokens = use->prompt->reused;
+    }
+    return OK;
 }
 
 /* Counts what the step ran and lists the tokens to sample. */
@@ -280,7 +327,7 @@ static enum result list_draws(struct engine *engine) {
             TRY(add_draw(engine, active, step->uses[i].choice, row++));
             continue;
         }
-        advance_prompt(engine, active, span);
+        advance_prompt(engine, &step->uses[i], span);
         if (!span->logits)
             continue;
         for (int32_t choice = 0; choice < active->choice_count; choice++)
@@ -336,9 +383,7 @@ static enum result add_token(struct engine *engine, int32_t index) {
     struct choice *choice = &active->choices[draw->choice];
     TRY(draw_token(engine, index));
     engine->own.generated_tokens++;
-    if (choice->finished)
-        admission_choice_finished(&engine->admission, active, choice);
-    return OK;
+    return choice->finished ? admission_choice_finished(&engine->admission, active, choice) : OK;
 }
 
 /* The draws of a prompt's end stand together, one for each choice. */
@@ -378,6 +423,7 @@ static enum result take_outcomes(struct engine *engine) {
     enum result ended = model_step_end(engine->options->model, step->lane);
     TRY(status);
     TRY(ended);
+    TRY(end_prompts(engine));
     TRY(hand_out_tokens(engine));
     admission_drop_finished(&engine->admission);
     engine->own.steps++;
@@ -401,6 +447,11 @@ enum agreed_value {
     AGREED_SEQUENCES,
     AGREED_KV_RESERVED,
     AGREED_KV_BLOCKS,
+    AGREED_SHARED_TOKENS,
+    AGREED_CACHED_TOKENS,
+    AGREED_REPLAYED_TOKENS,
+    AGREED_HUNGRY,
+    AGREED_QUEUED,
     AGREED_VALUES
 };
 
@@ -425,6 +476,11 @@ static enum result agree(struct engine *engine, enum result own, bool *go_on, bo
         [AGREED_SEQUENCES] = counts->sequences,
         [AGREED_KV_RESERVED] = engine->admission.blocks_reserved,
         [AGREED_KV_BLOCKS] = engine->admission.blocks_total,
+        [AGREED_SHARED_TOKENS] = counts->shared_tokens,
+        [AGREED_CACHED_TOKENS] = counts->cached_tokens,
+        [AGREED_REPLAYED_TOKENS] = counts->replayed_tokens,
+        [AGREED_HUNGRY] = own == OK && admission_is_hungry(&engine->admission),
+        [AGREED_QUEUED] = own == OK ? engine->source->left(engine->source->context) : 0,
     };
     struct group *world = engine->options->ranks->world;
     TRY(group_sum(world, "step: work left", values, AGREED_VALUES));
@@ -438,10 +494,34 @@ static enum result agree(struct engine *engine, enum result own, bool *go_on, bo
         .sequences = values[AGREED_SEQUENCES],
         .kv_reserved = values[AGREED_KV_RESERVED],
         .kv_blocks = values[AGREED_KV_BLOCKS],
+        .shared_tokens = values[AGREED_SHARED_TOKENS],
+        .cached_tokens = values[AGREED_CACHED_TOKENS],
+        .replayed_tokens = values[AGREED_REPLAYED_TOKENS],
     };
+    engine->is_uneven = values[AGREED_HUNGRY] > 0 && values[AGREED_QUEUED] > 0;
     *go_on = values[AGREED_WORK] > 0 && values[AGREED_STOP] == 0;
     *stopped = !*go_on && values[AGREED_WORK] + values[AGREED_LEFT] > 0;
     return values[AGREED_ERROR] ? ranks_agree(world, own) : OK;
+}
+
+/* Seconds of work begun and not ended: prompts at what a token has cost so far. Generated tokens are left out, for nobody knows how many
+ * there will be. */
+static double busy_seconds(const struct engine *engine) {
+    return (double)engine->admission.prompts.left * engine->admission.prompts.seconds_a_token;
+}
+
+/* Moves requests to ranks that have none. Collective over the run; rarely tried in vain, since the queues only shrink. */
+static enum result balance(struct engine *engine) {
+    enum { TURNS_AFTER_NONE = 16 };
+    if (!engine->is_uneven || engine->balance_wait-- > 0)
+        return OK;
+    bool is_hungry = admission_is_hungry(&engine->admission);
+    int64_t moved = 0;
+    TRY(engine->source->balance(engine->source->context, is_hungry, busy_seconds(engine), &moved));
+    engine->balance_wait = moved ? 0 : TURNS_AFTER_NONE;
+    if (is_hungry && engine->source->left(engine->source->context) > 0)
+        admission_reopen(&engine->admission);
+    return OK;
 }
 
 /* Gives the step that has been to the sink and the trace. */
@@ -477,6 +557,7 @@ static enum result take_turn(struct engine *engine, bool *go_on, bool *stopped) 
         release_spans(engine);
         return OK;
     }
+    TRY(balance(engine));
     step->in_flight = true;
     return model_step_begin(engine->options->model, step->lane, step->spans, step->span_count);
 }

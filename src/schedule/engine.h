@@ -7,11 +7,13 @@
 #define NOCTURNE_SCHEDULE_ENGINE_H
 
 #include "base/error.h"
+#include "cache/cache.h"
 #include "cluster/ranks.h"
 #include "model/model.h"
 #include "model/sequence.h"
 #include "recipe/request.h"
 #include "recipe/tokenizer.h"
+#include "schedule/plan.h" /* MOST_BRANCHES */
 
 #include <stdbool.h> /* bool */
 #include <stdint.h>  /* int32_t, int64_t */
@@ -44,6 +46,7 @@ struct request_result {
     int32_t error_status;
     const char *error_type, *error_param, *error_message;
     int32_t prompt_tokens;
+    int32_t cached_tokens; /* of these: not computed for this request */
     int32_t choice_count;
     const struct choice_result *choices;
     double finished_at; /* Unix seconds */
@@ -78,6 +81,7 @@ struct saved_sequence {
  * decoding, when each has its own. */
 struct state_record {
     int64_t request;
+    int32_t cached_tokens; /* as in struct request_result */
     int32_t sequence_count, choice_count;
     const struct saved_sequence *sequences; /* [sequence_count] */
     const struct saved_choice *choices;     /* [choice_count] */
@@ -85,13 +89,32 @@ struct state_record {
 
 enum engine_phase { ENGINE_PREFILL, ENGINE_DECODE, ENGINE_RUN };
 
+/* A request to be worked on. */
+struct engine_work {
+    int64_t index; /* in requests.h5; -1: none is left now */
+    struct request *request;
+    struct state_record *state; /* NULL: from the prompt */
+    /* Of a prompt: leading tokens in common with the request before, and lengths above at which later ones of this rank
+     * branch off (see queues_take). */
+    int32_t shared;
+    int32_t branch_count;
+    int32_t branches[MOST_BRANCHES];
+};
+
 /* Where work comes from. `next` gives the next request of this rank, in ENGINE_DECODE always and in ENGINE_RUN when there is one with its
- * state; *index = -1 when there is none left; the engine holds one that does not fit yet, and gives each back
- * through `release` when it is done with it (either may be NULL: a state is given back as soon as it is
- * loaded). */
+ * state; the engine holds one that does not fit yet, and gives each back through `release` when it is done with it (either may be
+ * NULL: a state is given back as soon as it is loaded). */
 struct engine_source {
     void *context;
-    enum result (*next)(void *context, int64_t *index, struct request **request, struct state_record **state);
+    enum result (*next)(void *context, struct engine_work *work);
+    /* Requests that `next` has still to give. */
+    int64_t (*left)(void *context);
+    /* Moves requests between ranks: called at a step's edge by all ranks, when some are hungry (nothing left, and room) and others have
+     * requests left. busy: seconds of work this rank has begun and not ended, as it estimates. *moved: how many changed place, the
+     * same on all ranks. */
+    enum result (*balance)(void *context, bool is_hungry, double busy, int64_t *moved);
+    /* What identifies an image's embeddings, for the cache's keys. NULL where there is no cache. */
+    enum result (*image_identity)(void *context, int64_t image, uint8_t identity[CACHE_KEY_BYTES]);
     /* The inputs of the prompt's image tokens, in order: [their number, hidden_size], freed by the engine with free();
      * NULL for a prompt without images. Not called in ENGINE_DECODE. */
     enum result (*embeddings)(void *context, const struct request *request, float **rows);
@@ -103,6 +126,9 @@ struct engine_counts {
     int64_t waiting;                /* admitted and not finished */
     int64_t sequences;              /* in each rank's last step */
     int64_t kv_reserved, kv_blocks; /* key/value blocks set aside for what is in work, and all there are */
+    int64_t shared_tokens;          /* of prompts: taken over from prompts of the same run */
+    int64_t cached_tokens;          /* taken from the cache; */
+    int64_t replayed_tokens;        /* of these run again for their windows: prompt_tokens counts them too */
 };
 
 /* Where outcomes go. Pointers are valid during the call only. */
@@ -122,11 +148,14 @@ struct engine_options {
     struct model *model;
     const struct tokenizer *tokenizer;
     int64_t campaign_seed;
-    int32_t batch;       /* most sequences decoding at once on this rank */
-    int32_t step_tokens; /* token budget of a step; <= model_options' */
-    bool all_layers;     /* prefill: run all layers on all tokens instead of the tail */
-    double stop_at;      /* wall_clock() at which the run stops by itself; 0: never */
-    double grace;        /* seconds that a stop may take to save what is decoding; 0: nothing is saved */
+    int32_t batch;                   /* most sequences decoding at once on this rank */
+    int32_t step_tokens;             /* token budget of a step; <= model_options' */
+    bool all_layers;                 /* prefill: run all layers on all tokens instead of the tail */
+    struct cache *cache;             /* NULL: none */
+    const struct cache_space *space; /* of the cache */
+    int32_t bounded_replay;          /* see struct replay; 0: exact */
+    double stop_at;                  /* wall_clock() at which the run stops by itself; 0: never */
+    double grace; /* seconds that a stop may take to save what is decoding; 0: nothing is saved */
 };
 
 /* How a stop went, over all ranks. */

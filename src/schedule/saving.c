@@ -33,7 +33,7 @@ static enum result make_choice(struct model *model, const struct active_request 
         .top_logprobs = choice->top_logprobs,
         .top_ids = choice->top_ids,
         .top_values = choice->top_values};
-    if (active->prompt)
+    if (active->prompt.sequence)
         saved->sequence = 0;
     else if (!choice->finished)
         return save_sequence(model, choice->sequence, making, &saved->sequence);
@@ -43,8 +43,8 @@ static enum result make_choice(struct model *model, const struct active_request 
 static enum result make_record(
     struct model *model, const struct active_request *active, struct making *making) {
     int32_t number;
-    if (active->prompt)
-        TRY(save_sequence(model, active->prompt, making, &number));
+    if (active->prompt.sequence)
+        TRY(save_sequence(model, active->prompt.sequence, making, &number));
     for (int32_t i = 0; i < active->choice_count; i++)
         TRY(make_choice(model, active, &active->choices[i], making, &making->choices[i]));
     return OK;
@@ -64,6 +64,7 @@ enum result saving_send(
         status = make_record(model, active, &making);
     if (status == OK) {
         const struct state_record record = {.request = active->index,
+            .cached_tokens = active->cached_tokens,
             .sequence_count = making.sequence_count,
             .choice_count = active->choice_count,
             .sequences = making.sequences,

@@ -49,6 +49,7 @@ struct answer {
 static void append_choice(struct table *part, const struct choice_result *choice, const struct buffer *text) {
     size_t tokens = (size_t)choice->token_count;
     check(table_append_int32(part, RESULT_PROMPT_TOKENS, 11));
+    check(table_append_int32(part, RESULT_CACHED_TOKENS, 0));
     check(table_append(part, RESULT_FINISHED_AT, &(double){1700000000.5}, 1));
     check(table_append_offset(part, RESULT_CHOICE_OFFSETS, 1));
     check(table_append(part, RESULT_TOKEN_IDS, choice->token_ids, tokens));
