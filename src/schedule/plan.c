@@ -11,7 +11,7 @@
  * least bound that lets it end with the last rank. A cut costs the prefix that the prompts on both sides share. */
 
 enum {
-    CHEAP_PART = 128, /* a prefix that costs less than this part of a rank's work joins no family */
+    CHEAP_PART = 64,  /* prefixes that cost less than this part of a rank's work make no families */
     SMALL_PART = 32,  /* but what is less than this part of a rank's work stays together all the same */
     WHOLE_PART = 64,  /* families stay whole when that makes the longest rank longer by less than this part */
     WINDOW_PART = 32, /* a rank may get less than the bound by this part where a cut is cheaper */
@@ -110,7 +110,7 @@ struct family {
 };
 
 struct families {
-    struct family *list; /* [count] */
+    struct family *list; /* [count], of memory for all nodes */
     int64_t count;
 };
 
@@ -125,28 +125,38 @@ static struct family make_family(const struct planning *planning, int64_t index)
         .held = held};
 }
 
+/* Whether a family may be taken apart. Each rank may then have to compute its prefix, so all that are taken apart may have so many
+ * tokens together that they cost a small part of a rank's work. */
+static bool take_apart(
+    const struct planning *planning, const struct family *family, double share, double *spare) {
+    const struct trie_node *node = &planning->trie.nodes[family->node];
+    double prefix = work(planning, node->depth - family->held, 0);
+    if (node->first_child < 0 || (node->depth > 0 && (family->work < share / SMALL_PART || prefix > *spare)))
+        return false;
+    *spare -= prefix;
+    return true;
+}
+
 /* The subtries below prefixes that are too short to matter: a template that all prompts begin with makes no family of them. */
 static enum result find_families(const struct planning *planning, struct families *families) {
     const struct prompt_trie *trie = &planning->trie;
-    double share = make_family(planning, trie->root).work / (double)planning->ranks;
-    families->list = malloc((size_t)(planning->count + 1) * sizeof *families->list);
+    double share = make_family(planning, trie->root).work / (double)planning->ranks,
+           spare = share / CHEAP_PART;
+    families->list = malloc((size_t)trie->node_count * sizeof *families->list);
     if (!families->list)
         return fail_memory(planning);
-    families->list[families->count++] = make_family(planning, trie->root);
-    for (int64_t i = 0; i < families->count;) {
-        const struct family *family = &families->list[i];
-        const struct trie_node *node = &trie->nodes[family->node];
-        bool is_small = family->work < share / SMALL_PART;
-        bool is_cheap = node->depth == 0 || work(planning, node->depth, 0) <= share / CHEAP_PART;
-        if (node->first_child < 0 || is_small || !is_cheap) {
-            i++;
+    families->list[0] = make_family(planning, trie->root);
+    int64_t kept = 0, found = 1;
+    for (int64_t i = 0; i < found; i++) {
+        if (!take_apart(planning, &families->list[i], share, &spare)) {
+            families->list[kept++] = families->list[i];
             continue;
         }
-        families->list[i] = make_family(planning, node->first_child);
-        for (int64_t child = trie->nodes[node->first_child].next_sibling; child >= 0;
+        for (int64_t child = trie->nodes[families->list[i].node].first_child; child >= 0;
              child = trie->nodes[child].next_sibling)
-            families->list[families->count++] = make_family(planning, child);
+            families->list[found++] = make_family(planning, child);
     }
+    families->count = kept;
     return OK;
 }
 

@@ -232,6 +232,19 @@ static void cuts_few_families(void **state) {
     free(made.entries);
 }
 
+/* Each prefix is cheap, all of them are not. */
+static void keeps_cheap_families_together(void **state) {
+    (void)state;
+    int64_t count = make_families(40, 25, 5, 15, 30);
+    struct made made = make_plan(case_requests, count, 4, PLAN_FAMILIES);
+    double sum = 0, least = 5 + 40 * (15 + 25 * (30 + 20.0));
+    for (int32_t rank = 0; rank < 4; rank++)
+        sum += rank_work(&made, rank);
+    assert_true(sum <= least * (1 + 1 / 64.0) + 3 * 20);
+    assert_true(longest_rank(&made) <= least / 4 * (1 + 1 / 16.0));
+    free(made.entries);
+}
+
 static void begins_with_the_straggler(void **state) {
     (void)state;
     int64_t count = make_families(4, 25, 5, 50, 10);
@@ -304,6 +317,7 @@ int main(void) {
         cmocka_unit_test(divides_a_huge_family),
         cmocka_unit_test(keeps_families_whole),
         cmocka_unit_test(cuts_few_families),
+        cmocka_unit_test(keeps_cheap_families_together),
         cmocka_unit_test(begins_with_the_straggler),
         cmocka_unit_test(counts_what_is_cached),
         cmocka_unit_test(plans_nothing),
