@@ -563,7 +563,10 @@ static void take_request(struct pieces *pieces, const struct requests *requests,
     request->parse_tool_calls = block_flag(block, REQUEST_PARSE_TOOL_CALLS, index);
     request->json_output = block_flag(block, REQUEST_JSON_OUTPUT, index);
     request->constraint =
-        (enum constraint_kind)block_word(block, REQUEST_CONSTRAINT, index, CONSTRAINT_TOOL_CALL_REQUIRED);
+        (enum constraint_kind)block_word(block, REQUEST_CONSTRAINT, index, CONSTRAINT_NO_TOOL_CALL);
+    request->constraint_strict = block_flag(block, REQUEST_CONSTRAINT_STRICT, index);
+    request->constraint_compact = block_flag(block, REQUEST_CONSTRAINT_COMPACT, index);
+    request->one_call = block_flag(block, REQUEST_ONE_CALL, index);
     request->constraint_text =
         take_text(pieces, block_text(block, reader, REQUEST_CONSTRAINT_TEXT, (uint64_t)index));
     request->custom_id = take_text(pieces, block_text(block, reader, REQUEST_CUSTOM_ID, (uint64_t)index));
@@ -667,7 +670,7 @@ enum result requests_read_format(struct requests *requests, int64_t index, struc
     for (size_t i = 0; i < count; i++)
         requests->stops[i] = block_text(block, reader, REQUEST_STOPS, lists[0] + i);
     *format = (struct request_format){.constraint = (enum constraint_kind)block_word(
-                                          block, REQUEST_CONSTRAINT, index, CONSTRAINT_TOOL_CALL_REQUIRED),
+                                          block, REQUEST_CONSTRAINT, index, CONSTRAINT_NO_TOOL_CALL),
         .constraint_text = block_text(block, reader, REQUEST_CONSTRAINT_TEXT, (uint64_t)index),
         .stops = requests->stops,
         .stop_count = (int32_t)count};

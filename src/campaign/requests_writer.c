@@ -267,6 +267,9 @@ enum result requests_writer_add(struct requests_writer *writer, const struct req
     TRY(table_append_byte(table, REQUEST_PARSE_TOOL_CALLS, request->parse_tool_calls));
     TRY(table_append_byte(table, REQUEST_JSON_OUTPUT, request->json_output));
     TRY(table_append_byte(table, REQUEST_CONSTRAINT, (uint8_t)request->constraint));
+    TRY(table_append_byte(table, REQUEST_CONSTRAINT_STRICT, request->constraint_strict));
+    TRY(table_append_byte(table, REQUEST_CONSTRAINT_COMPACT, request->constraint_compact));
+    TRY(table_append_byte(table, REQUEST_ONE_CALL, request->one_call));
     TRY(table_append_ragged(
         table, REQUEST_CONSTRAINT_TEXT, request->constraint_text.data, request->constraint_text.bytes));
     TRY(table_append_ragged(table, REQUEST_TOKEN_IDS, request->token_ids, (size_t)request->token_count));

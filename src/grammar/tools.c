@@ -72,19 +72,71 @@ static enum result add_parameter(void *context, const struct schema_parameter *p
     return OK;
 }
 
-static enum result compile_tool(struct tool *tool, const struct json *function, uint32_t *node) {
-    const struct json *name = json_member(function, "name"),
-                      *parameters = json_member(function, "parameters");
+/* The parameters as their schema says. */
+static enum result hold_parameters(struct tool *tool, const struct json *schema) {
     struct schema_compiler *compiler = NULL;
-    static const struct json nothing = {.kind = JSON_OBJECT};
-    if (!name || name->kind != JSON_STRING || !name->bytes || strpbrk(name->text, "\"<>\n"))
-        return fail(ERROR_INPUT, "a tool's function needs a 'name' without quotes, brackets and line ends");
-    const struct json *schema = parameters && parameters->kind != JSON_NULL ? parameters : &nothing;
     tool->body = rules_sequence(tool->rules, NULL, 0);
     TRY(schema_compiler_create(
         tool->rules, schema, "parameters", true, tool->specification->compact, &compiler));
     enum result status = schema_compile_parameters(compiler, schema, add_parameter, tool);
     schema_compiler_free(compiler);
+    return status;
+}
+
+/* Whether a grammar can hold parameters of this schema; tried apart, for what fails half-way leaves rules behind. */
+static enum result can_hold(const struct tool *tool, const struct json *schema, bool *can) {
+    struct rules *rules = NULL;
+    struct grammar *grammar = NULL;
+    TRY(rules_create(&rules));
+    struct tool trial = {.rules = rules, .specification = tool->specification};
+    enum result status = hold_parameters(&trial, schema);
+    if (status == OK)
+        status = rules_finish(rules, trial.body, &grammar);
+    else
+        rules_free(rules);
+    grammar_free(grammar);
+    *can = status == OK;
+    return status == ERROR_INPUT ? OK : status;
+}
+
+/* The names that the schema declares, with any text or JSON value. */
+static enum result name_parameters(struct tool *tool, const struct json *properties) {
+    static const struct json nothing = {.kind = JSON_OBJECT};
+    struct schema_compiler *compiler = NULL;
+    struct schema_parameter parameter = {.raw = expression_any_utf8(rules_expressions(tool->rules))};
+    tool->body = rules_sequence(tool->rules, NULL, 0);
+    TRY(schema_compiler_create(
+        tool->rules, &nothing, "parameters", false, tool->specification->compact, &compiler));
+    enum result status = schema_compile(compiler, NULL, &parameter.others);
+    for (const struct json *property = properties->first; property && status == OK;
+         property = property->next) {
+        parameter.name = property->key;
+        parameter.bytes = property->key_bytes;
+        status = add_parameter(tool, &parameter);
+    }
+    schema_compiler_free(compiler);
+    return status;
+}
+
+/* A function that is not strict is held to its schema when grammars can, and else to the names of its parameters. */
+static enum result compile_parameters(struct tool *tool, const struct json *function) {
+    static const struct json nothing = {.kind = JSON_OBJECT};
+    const struct json *schema = json_member(function, "parameters"), *said = json_member(function, "strict");
+    if (!schema || schema->kind == JSON_NULL)
+        schema = &nothing;
+    const struct json *properties = json_member(schema, "properties");
+    bool strict = said && said->kind != JSON_NULL ? said->kind == JSON_TRUE : tool->specification->strict;
+    bool can = true;
+    if (!strict && properties && properties->kind == JSON_OBJECT)
+        TRY(can_hold(tool, schema, &can));
+    return can ? hold_parameters(tool, schema) : name_parameters(tool, properties);
+}
+
+static enum result compile_tool(struct tool *tool, const struct json *function, uint32_t *node) {
+    const struct json *name = json_member(function, "name");
+    if (!name || name->kind != JSON_STRING || !name->bytes || strpbrk(name->text, "\"<>\n"))
+        return fail(ERROR_INPUT, "a tool's function needs a 'name' without quotes, brackets and line ends");
+    enum result status = compile_parameters(tool, function);
     if (status != OK)
         return fail_context(status, "tool \"%.100s\"", name->text);
     uint32_t all[] = {tag(tool, "<", " invoke name=\""), text(tool->rules, name->text, name->bytes),

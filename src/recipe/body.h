@@ -131,9 +131,11 @@ bool check_choice_against_thinking(struct body_reader *reader);
 
 /* ---- formats ---- */
 
-/* The schema that constrains the answer: rebuilt when strict. */
+/* The schema that constrains the answer; the toolkit's is rebuilt when strict. */
 bool settle_schema(struct body_reader *reader, const struct place *place, const struct json *schema,
     bool strict, const struct json **constraint);
+/* Extension: `whitespace` of a JSON format, "flexible" (the default), "compact" or "none" (the same). */
+bool read_whitespace(struct body_reader *reader, const struct place *place, const struct json *format);
 /* "json" in any case, in a text part of a message. */
 bool conversation_says_json(const struct conversation *conversation);
 

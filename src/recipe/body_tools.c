@@ -26,8 +26,11 @@ bool check_tool_name(struct body_reader *reader, const struct place *tool, struc
 
 bool settle_parameters(struct body_reader *reader, const struct place *parameters, struct tool *tool) {
     const struct json *schema = tool->parameters;
-    if (tool->strict && tool->strict->kind == JSON_TRUE)
+    if (is_true(tool->strict)) {
+        /* Rebuilding drops keywords that it does not know: calls are held to them all the same, but the toolkit's. */
+        tool->held = reader->toolkit ? NULL : schema;
         return rebuild_strict_schema(reader, parameters, schema, true, &tool->parameters);
+    }
     if (!schema)
         return true;
     return check_schema(reader, parameters, schema) &&
@@ -65,6 +68,7 @@ bool choose_tool(struct body_reader *reader, struct text_piece name) {
     tool_list_add(conversation, &only, tool);
     conversation->tools = only;
     conversation->tool_choice = TOOL_CHOICE_REQUIRED;
+    conversation->one_call = true;
     return true;
 }
 
@@ -78,7 +82,19 @@ bool check_choice_against_thinking(struct body_reader *reader) {
 
 bool settle_schema(struct body_reader *reader, const struct place *place, const struct json *schema,
     bool strict, const struct json **constraint) {
+    reader->conversation->strict = strict;
     *constraint = schema;
-    return strict ? rebuild_strict_schema(reader, place, schema, false, constraint)
-                  : check_schema(reader, place, schema);
+    return strict && reader->toolkit ? rebuild_strict_schema(reader, place, schema, false, constraint)
+                                     : check_schema(reader, place, schema);
+}
+
+bool read_whitespace(struct body_reader *reader, const struct place *place, const struct json *format) {
+    static const char *const words[] = {"flexible", "compact", "none", NULL};
+    int word = 0;
+    if (reader->toolkit)
+        return true;
+    if (!read_optional_word(reader, place, format, "whitespace", words, "flexible, compact or none", &word))
+        return false;
+    reader->conversation->compact = word > 0;
+    return true;
 }

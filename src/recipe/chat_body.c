@@ -15,7 +15,8 @@ struct chat_body {
     const struct json *messages, *tools;
     bool has_choice;
     enum tool_choice choice;
-    struct text_piece chosen; /* data NULL: no tool is named */
+    struct text_piece chosen;    /* data NULL: no tool is named */
+    const struct json *parallel; /* whether several calls may come at once; NULL: they may */
     enum response_format format;
     const struct json *json_schema; /* response_format.json_schema */
     struct text_piece regex;
@@ -204,6 +205,8 @@ static bool type_format(struct chat_body *body, const struct json *object) {
         !read_word(reader, place, format, "type", words, "text, json_object, json_schema or regex", &word))
         return false;
     body->format = (enum response_format)word;
+    if (!read_whitespace(reader, place, format))
+        return false;
     if (body->format == FORMAT_REGEX)
         return read_text(reader, place, format, "regex", &body->regex);
     if (body->format != FORMAT_JSON_SCHEMA)
@@ -219,13 +222,12 @@ static bool type_format(struct chat_body *body, const struct json *object) {
 
 static bool check_types(struct chat_body *body, const struct json *object, bool sampling) {
     struct body_reader *reader = body->reader;
-    const struct json *parallel;
     struct text_piece model;
     return read_text(reader, NULL, object, "model", &model) && type_messages(body, object) &&
            read_thinking(reader, object, &body->thinking) &&
            read_effort(reader, NULL, object, "reasoning_effort", &body->thinking) &&
            type_tools(body, object) && type_choice(body, object) && type_format(body, object) &&
-           read_optional_flag(reader, NULL, object, "parallel_tool_calls", &parallel) &&
+           read_optional_flag(reader, NULL, object, "parallel_tool_calls", &body->parallel) &&
            (!sampling || type_sampling(reader, KIND_CHAT, object, &body->sampling));
 }
 
@@ -472,6 +474,7 @@ static bool add_tools(struct chat_body *body) {
 
 static bool set_choice(struct chat_body *body) {
     body->reader->conversation->tool_choice = body->choice;
+    body->reader->conversation->one_call = body->parallel && !is_true(body->parallel);
     return (!body->chosen.data || !body->reader->conversation->tools.count ||
                choose_tool(body->reader, body->chosen)) &&
            check_choice_against_thinking(body->reader) && check_prefix_alone(body);

@@ -120,12 +120,14 @@ static void append_constraint_tool(struct buffer *text, const struct tool *tool)
     else
         buffer_append_text(text, "null");
     buffer_append_text(text, ",\"parameters\":");
-    if (tool->parameters)
-        compact_json_append(text, tool->parameters);
+    const struct json *parameters = tool->held ? tool->held : tool->parameters;
+    if (parameters)
+        compact_json_append(text, parameters);
     else
         buffer_append_text(text, "{}");
     buffer_append_text(text, ",\"strict\":");
-    buffer_append_text(text, !tool->strict ? "null" : tool->strict->kind == JSON_TRUE ? "true" : "false");
+    bool strict = tool->is_held || (tool->strict && tool->strict->kind == JSON_TRUE);
+    buffer_append_text(text, strict ? "true" : tool->strict ? "false" : "null");
     buffer_append_text(text, tool->deferred ? "},\"defer_loading\":true}" : "}}");
 }
 

@@ -37,10 +37,11 @@ enum start_stage {
 /* What an answer must hold to, for constrained decoding. */
 enum constraint_kind {
     CONSTRAINT_NONE,
-    CONSTRAINT_JSON, /* text: a JSON Schema as compact JSON, or empty for any JSON value */
+    CONSTRAINT_JSON, /* text: a JSON Schema as compact JSON, or empty for any JSON object */
     CONSTRAINT_REGEX,
     CONSTRAINT_TOOL_CALL, /* text: a compact JSON array of the tools; calls are optional */
     CONSTRAINT_TOOL_CALL_REQUIRED,
+    CONSTRAINT_NO_TOOL_CALL, /* there are tools, which may not be called */
 };
 
 enum image_detail { DETAIL_LOW, DETAIL_HIGH, DETAIL_ORIGINAL, DETAIL_AUTO };
@@ -73,7 +74,9 @@ struct tool {
     struct text_piece name;
     struct text_piece description; /* data NULL: absent */
     const struct json *parameters; /* NULL: absent; already rebuilt for a strict tool */
+    const struct json *held;       /* what calls are held to; NULL: `parameters` */
     const struct json *strict;     /* a boolean, or NULL */
+    bool is_held;                  /* calls are held to the schema as those of a strict tool are */
     bool deferred;                 /* not told of at the start: a message introduces it */
 };
 
@@ -106,6 +109,9 @@ struct conversation {
     enum chat_effort effort;
     enum response_format format;
     const struct json *schema; /* FORMAT_JSON_SCHEMA: as received */
+    bool strict;               /* FORMAT_JSON_SCHEMA: objects that do not say so are closed */
+    bool compact;              /* of JSON formats: no blanks */
+    bool one_call;             /* at most one tool may be called */
     struct image_reference *images;
     size_t image_count, image_capacity;
 

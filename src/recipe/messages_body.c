@@ -31,6 +31,8 @@ struct messages_body {
     const struct json *system, *messages, *tools;
     enum choice_word choice;
     struct text_piece chosen;
+    const struct json *one_call; /* whether one call at most may come; NULL: no */
+    const struct json *schema;   /* of output_config.format; NULL: any text */
     struct thinking_fields thinking;
     struct sampling_fields sampling;
 
@@ -202,7 +204,8 @@ static bool type_tool(struct body_reader *reader, const struct place *place, con
                        : read_optional_text(reader, place, tool, "name", &text));
     return read_text(reader, place, tool, "name", &text) &&
            read_optional_text(reader, place, tool, "description", &text) &&
-           read_optional_flag(reader, place, tool, "defer_loading", &flag);
+           read_optional_flag(reader, place, tool, "defer_loading", &flag) &&
+           (reader->toolkit || read_optional_flag(reader, place, tool, "strict", &flag));
 }
 
 static bool type_tools(struct messages_body *body, const struct json *object) {
@@ -221,17 +224,34 @@ static bool type_tools(struct messages_body *body, const struct json *object) {
 static bool type_choice(struct messages_body *body, const struct json *object) {
     static const char *const words[] = {"auto", "none", "any", "tool", NULL};
     struct body_reader *reader = body->reader;
-    const struct json *choice = optional_member(object, "tool_choice"), *flag;
+    const struct json *choice = optional_member(object, "tool_choice");
     const struct place *place = MEMBER_OF(NULL, "tool_choice");
     int word = 0;
     if (!choice)
         return true;
     if (!check_object(reader, place, "an object like {\"type\": \"auto\"}", choice) ||
         !read_word(reader, place, choice, "type", words, "auto, any, tool or none", &word) ||
-        !read_optional_flag(reader, place, choice, "disable_parallel_tool_use", &flag))
+        !read_optional_flag(reader, place, choice, "disable_parallel_tool_use", &body->one_call))
         return false;
     body->choice = (enum choice_word)word;
     return body->choice != CHOICE_TOOL || read_text(reader, place, choice, "name", &body->chosen);
+}
+
+/* Beyond the toolkit: the schema that the answer is held to. */
+static bool type_format(struct messages_body *body, const struct place *parent, const struct json *config) {
+    static const char *const words[] = {"json_schema", NULL};
+    struct body_reader *reader = body->reader;
+    const struct json *format = optional_member(config, "format");
+    const struct place *place = MEMBER_OF(parent, "format");
+    int word = 0;
+    if (!format || reader->toolkit)
+        return true;
+    if (!check_object(reader, place, "an object like {\"type\": \"json_schema\", \"schema\": ...}", format) ||
+        !read_word(reader, place, format, "type", words, "json_schema", &word) ||
+        !read_whitespace(reader, place, format))
+        return false;
+    body->schema = json_member(format, "schema");
+    return body->schema || refuse_value_at(reader, MEMBER_OF(place, "schema"), "a JSON Schema", NULL);
 }
 
 static bool type_settings(struct messages_body *body, const struct json *object) {
@@ -241,7 +261,8 @@ static bool type_settings(struct messages_body *body, const struct json *object)
     const struct place *place = MEMBER_OF(NULL, "output_config"), *at = MEMBER_OF(NULL, "metadata");
     struct text_piece text;
     if (config && (!check_object(reader, place, "an object like {\"effort\": \"high\"}", config) ||
-                      !read_effort(reader, place, config, "effort", &body->thinking)))
+                      !read_effort(reader, place, config, "effort", &body->thinking) ||
+                      !type_format(body, place, config)))
         return false;
     return !metadata || !reader->toolkit ||
            (check_object(reader, at, "an object", metadata) &&
@@ -293,6 +314,7 @@ static bool add_tools(struct messages_body *body) {
         struct tool tool = {.name = text_member(value, "name"),
             .description = text_member(value, "description"),
             .parameters = schema ? schema : &null,
+            .is_held = !reader->toolkit && is_true(json_member(value, "strict")),
             .deferred = is_true(json_member(value, "defer_loading"))};
         bool dropped;
         if (!check_tool_type(reader, at, value, &dropped) ||
@@ -335,6 +357,7 @@ static bool settle_tools(struct body_reader *reader, bool callable) {
 static bool set_choice(struct messages_body *body) {
     struct body_reader *reader = body->reader;
     struct conversation *conversation = reader->conversation;
+    conversation->one_call = is_true(body->one_call);
     conversation->tool_choice = body->choice == CHOICE_NONE ? TOOL_CHOICE_NONE : TOOL_CHOICE_AUTO;
     if (body->choice == CHOICE_ANY && !reader->toolkit) /* for the toolkit any is auto */
         conversation->tool_choice = TOOL_CHOICE_REQUIRED;
@@ -665,19 +688,31 @@ static bool add_messages(struct messages_body *body) {
     return check_pending(body, place);
 }
 
+static bool set_format(struct messages_body *body, const struct json **constraint) {
+    struct conversation *conversation = body->reader->conversation;
+    const struct place *config = MEMBER_OF(NULL, "output_config"), *place = MEMBER_OF(config, "format");
+    if (!body->schema)
+        return true;
+    conversation->format = FORMAT_JSON_SCHEMA;
+    conversation->schema = body->schema;
+    return settle_schema(body->reader, MEMBER_OF(place, "schema"), body->schema, true, constraint);
+}
+
 bool messages_body_read(
     struct body_reader *reader, const struct json *object, struct toolkit_sampling *sampling) {
     struct messages_body body = {.reader = reader};
+    const struct json *constraint = NULL;
     if (!check_types(&body, object, sampling) || !check_model(reader, object))
         return false;
     set_thinking(reader, &body.thinking);
     if (!add_tools(&body) || !add_messages(&body) ||
         !check_reasoning(reader, "messages", reader->conversation->tools.count > 0) ||
-        !settle_tools(reader, body.choice != CHOICE_NONE) || !set_choice(&body))
+        !settle_tools(reader, body.choice != CHOICE_NONE) || !set_choice(&body) ||
+        !set_format(&body, &constraint))
         return false;
     if (sampling && !(settle_stops(reader, &body.sampling, sampling) &&
                         settle_sampling(reader, KIND_MESSAGES, &body.sampling, sampling)))
         return false;
-    conversation_finish(reader->conversation, NULL, (struct text_piece){0});
+    conversation_finish(reader->conversation, constraint, (struct text_piece){0});
     return true;
 }

@@ -4,10 +4,12 @@
 #include "recipe/body.h"    /* struct body_reader */
 #include "recipe/prompt.h"  /* struct prompt_format */
 #include "recipe/refusal.h" /* refuse, refuse_value */
+#include "recipe/request_grammar.h"
 
 #include <stdio.h>  /* snprintf */
 #include <stdlib.h> /* calloc, realloc, free */
 #include <string.h> /* memcmp, strlen */
+#include <xxhash.h> /* XXH3_128bits_withSeed */
 
 enum {
     CHOICES_MOST = 128,
@@ -18,6 +20,7 @@ enum {
     MAX_TOKENS_THINKING = 65536,
     MAX_TOKENS_MAX_EFFORT = 131072,
     IGNORED_NAMES_MOST = 32, /* names counted one by one; the rest together */
+    KNOWN_GRAMMARS = 256,
     STATUS_BAD_REQUEST = 400,
     STATUS_NOT_FOUND = 404,
 };
@@ -39,8 +42,10 @@ struct request_parser {
     struct json_document *document;
     struct conversation conversation;
     struct prompt prompt;
-    struct token_list spans;      /* token_ids with the images' spans */
-    struct request_image *images; /* [image_capacity] */
+    const struct tokenizer *tokenizer;
+    XXH128_hash_t known_grammars[KNOWN_GRAMMARS]; /* hashes of specifications that compiled; zero: none */
+    struct token_list spans;                      /* token_ids with the images' spans */
+    struct request_image *images;                 /* [image_capacity] */
     size_t image_capacity;
     int32_t asked_tokens; /* of the line parsed last: the answer's, 0 when not given */
     const char *asked_field;
@@ -484,25 +489,62 @@ static bool fit_context(
     return true;
 }
 
-/* ---- the line ---- */
-
-/* What this version's engine cannot honour yet is refused by name. */
-static bool check_supported(struct request_parser *parser, enum request_kind kind) {
+static bool check_images(struct request_parser *parser) {
     const struct conversation *conversation = &parser->conversation;
-    if (conversation->constraint == CONSTRAINT_JSON || conversation->constraint == CONSTRAINT_REGEX)
-        return refuse(&parser->refusal, CODE_UNSUPPORTED,
-            kind == KIND_CHAT ? "response_format" : "text.format",
-            "answers held to a format are not supported by this version; leave it out");
-    if (conversation->constraint == CONSTRAINT_TOOL_CALL_REQUIRED)
-        return refuse(&parser->refusal, CODE_UNSUPPORTED, "tool_choice",
-            "a required call is not supported by this version; let it be auto");
-    if (conversation->image_count && !parser->options.images) {
-        char param[sizeof parser->refusal.param];
-        copy_text(param, sizeof param, conversation->images[0].path.data, conversation->images[0].path.bytes);
-        return refuse(&parser->refusal, CODE_UNSUPPORTED, param, "images are not supported by this version");
-    }
-    return true;
+    if (!conversation->image_count || parser->options.images)
+        return true;
+    char param[sizeof parser->refusal.param];
+    copy_text(param, sizeof param, conversation->images[0].path.data, conversation->images[0].path.bytes);
+    return refuse(&parser->refusal, CODE_UNSUPPORTED, param, "images are not supported by this version");
 }
+
+/* ---- what the answer is held to ---- */
+
+static const char *constraint_field(const struct request *request) {
+    static const char *const schemas[] = {[KIND_CHAT] = "response_format.json_schema.schema",
+        [KIND_RESPONSES] = "text.format.schema",
+        [KIND_MESSAGES] = "output_config.format.schema"};
+    switch (request->constraint) {
+    case CONSTRAINT_JSON:
+        return schemas[request->kind];
+    case CONSTRAINT_REGEX:
+        return "response_format.regex";
+    default:
+        return "tools";
+    }
+}
+
+/* What tells a specification from others; compiling the same again would tell nothing new. */
+static XXH128_hash_t specification_hash(const struct grammar_specification *specification) {
+    uint64_t flags = (uint64_t)specification->kind << 8 | (uint64_t)specification->tool_choice << 4 |
+                     (uint64_t)specification->strict << 2 | (uint64_t)specification->compact << 1 |
+                     specification->one_call;
+    return XXH3_128bits_withSeed(specification->text, specification->bytes, flags + 1);
+}
+
+/* Compiles the answer's grammar: what it cannot hold is the line's error. *accepted false: the refusal says why. */
+static enum result check_constraint(
+    struct request_parser *parser, const struct request *request, bool *accepted) {
+    struct grammar_specification specification;
+    struct grammar *grammar = NULL;
+    if (!request_specification(request, parser->tokenizer, &specification))
+        return OK;
+    XXH128_hash_t hash = specification_hash(&specification);
+    XXH128_hash_t *known = &parser->known_grammars[hash.low64 % KNOWN_GRAMMARS];
+    if (XXH128_isEqual(*known, hash))
+        return OK;
+    enum result status = grammar_compile(&specification, &grammar);
+    grammar_free(grammar);
+    if (status == OK)
+        *known = hash;
+    if (status != ERROR_INPUT)
+        return status;
+    *accepted = false;
+    refuse(&parser->refusal, CODE_VALUE, constraint_field(request), "%.900s", failure_message());
+    return OK;
+}
+
+/* ---- the line ---- */
 
 /* The line's own fields, besides custom_id. */
 static bool read_envelope(struct request_parser *parser, const struct json *line, const struct json **body,
@@ -587,7 +629,13 @@ static void describe_answer(const struct request_parser *parser, struct request 
     request->parse_tool_calls = conversation->parse_tool_calls;
     request->json_output = conversation->json_output;
     request->constraint = conversation->constraint;
+    if (conversation->format == FORMAT_TEXT && conversation->tools.count &&
+        conversation->tool_choice == TOOL_CHOICE_NONE)
+        request->constraint = CONSTRAINT_NO_TOOL_CALL;
     request->constraint_text = (struct text_piece){text->data ? text->data : "", text->bytes};
+    request->constraint_strict = conversation->strict && request->constraint == CONSTRAINT_JSON;
+    request->constraint_compact = conversation->compact && request->constraint == CONSTRAINT_JSON;
+    request->one_call = conversation->one_call && conversation->parse_tool_calls;
     request->token_ids = parser->prompt.ids.ids;
     request->token_count = (int32_t)parser->prompt.ids.count;
 }
@@ -618,8 +666,7 @@ static enum result read_body(
     *accepted = read_fields(&reading, body);
     if (reading.trouble != OK || !*accepted)
         return reading.trouble;
-    *accepted =
-        read_conversation(&reading, body, &request->sampling) && check_supported(parser, request->kind);
+    *accepted = read_conversation(&reading, body, &request->sampling) && check_images(parser);
     if (!*accepted)
         return OK;
     note_length(&reading);
@@ -628,7 +675,7 @@ static enum result read_body(
     *accepted =
         fit_context(parser, parser->prompt.ids.count, &parser->refusal, &request->sampling.max_tokens);
     describe_answer(parser, request);
-    return OK;
+    return *accepted ? check_constraint(parser, request, accepted) : OK;
 }
 
 static void copy_refusal(const struct request_parser *parser, struct request_error *error) {
@@ -739,6 +786,7 @@ enum result request_parser_create(const struct tokenizer *tokenizer, const struc
     if (!parser)
         return fail(ERROR_MEMORY, "no memory for reading requests");
     parser->options = *options;
+    parser->tokenizer = tokenizer;
     parser->vocabulary = tokenizer_size(tokenizer);
     snprintf(parser->ignored[IGNORED_NAMES_MOST].name, sizeof parser->ignored[0].name, OTHER_FIELDS);
     TRY_GOTO(status, prompt_format_create(tokenizer, &parser->format), done);

@@ -53,9 +53,12 @@ struct request {
     bool thinking; /* the answer begins with reasoning (thinking on, and no content prefix to go on from) */
     enum start_stage start;
     bool parse_tool_calls; /* tools may be called: the answer is looked through for calls */
-    bool json_output;      /* the content is one JSON value (response format json_object) */
+    bool json_output;      /* the content is one JSON object (response format json_object) */
     enum constraint_kind constraint;
     struct text_piece constraint_text; /* of a tool call's: a JSON array of the tools, as Chat has them */
+    bool constraint_strict;            /* of a schema: objects that do not say so are closed */
+    bool constraint_compact;           /* of JSON: no blanks */
+    bool one_call;                     /* of tool calls: one at most */
     const int32_t *token_ids;          /* every position of an image's span has the image token's id */
     int32_t token_count;
     const struct request_image *images; /* [image_count], in the order of their spans */

@@ -28,7 +28,8 @@ struct responses_body {
     struct text_piece instructions;
     enum tool_choice choice;
     bool web_search_chosen;
-    struct text_piece chosen; /* data NULL: no tool is named */
+    struct text_piece chosen;    /* data NULL: no tool is named */
+    const struct json *parallel; /* whether several calls may come at once; NULL: they may */
     enum response_format format;
     const struct json *text_format;
     struct thinking_fields thinking;
@@ -319,6 +320,8 @@ static bool type_text(struct responses_body *body, const struct json *object) {
         !read_word(reader, at, body->text_format, "type", words, "text, json_object or json_schema", &word))
         return false;
     body->format = (enum response_format)word;
+    if (!read_whitespace(reader, at, body->text_format))
+        return false;
     if (body->format != FORMAT_JSON_SCHEMA)
         return true;
     if (!read_text(reader, at, body->text_format, "name", &piece) ||
@@ -353,6 +356,8 @@ static bool check_types(struct responses_body *body, const struct json *object, 
            read_optional_array(reader, NULL, object, "tools", &body->tools) &&
            type_tools(reader, MEMBER_OF(NULL, "tools"), body->tools) && type_choice(body, object) &&
            type_text(body, object) &&
+           (reader->toolkit ||
+               read_optional_flag(reader, NULL, object, "parallel_tool_calls", &body->parallel)) &&
            (!reader->toolkit || read_optional_text(reader, NULL, object, "user", &text)) &&
            (!sampling || type_sampling(reader, KIND_RESPONSES, object, &body->sampling));
 }
@@ -849,6 +854,7 @@ static bool add_input(struct responses_body *body) {
 static bool set_choice(struct responses_body *body) {
     struct body_reader *reader = body->reader;
     reader->conversation->tool_choice = body->choice;
+    reader->conversation->one_call = body->parallel && !is_true(body->parallel);
     if (body->chosen.data && reader->conversation->tools.count && !choose_tool(reader, body->chosen))
         return false;
     return check_choice_against_thinking(reader);

@@ -351,13 +351,6 @@ static void refuses_bad_fields(void **state) {
             "expected \"function\", found nothing: the field is required"),
         BAD("\"functions\":[]", CODE_UNSUPPORTED, "functions",
             "is not supported by this version; leave it out"),
-        BAD("\"response_format\":{\"type\":\"regex\",\"regex\":\"a\"}", CODE_UNSUPPORTED, "response_format",
-            "answers held to a format are not supported by this version; leave it out"),
-        BAD("\"thinking\":{\"type\":\"disabled\"},\"tool_choice\":\"required\",\"tools\":[{\"type\":"
-            "\"function\","
-            "\"function\":{\"name\":\"f\"}}]",
-            CODE_UNSUPPORTED, "tool_choice",
-            "a required call is not supported by this version; let it be auto"),
         BAD("\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"image_url\",\"image_url\":{\"url\":"
             "\"a.png\"}}]}]",
             CODE_UNSUPPORTED, "messages[0].content[0].image_url.url",
@@ -474,6 +467,139 @@ static void refuses_by_kind(void **state) {
     struct request_parser *parser = make_parser(true, CONTEXT, 0);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
         check_refused(parser, &cases[i]);
+    request_parser_free(parser);
+}
+
+/* ---- what answers are held to ---- */
+
+#define SCHEMA "{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"string\",\"maxLength\":3}}}"
+#define FUNCTION(name, strict)                                                                               \
+    "{\"type\":\"function\",\"function\":{\"name\":\"" name "\",\"description\":null,\"parameters\":" SCHEMA \
+    ",\"strict\":" strict "}}"
+#define CHAT(fields) LINE(PLAIN "," fields)
+#define TOOL_CHOICE(choice)                                                                                  \
+    "\"tools\":[" FUNCTION("f", "null") "," FUNCTION("g", "null") "],\"tool_choice\":" choice
+
+struct held {
+    const char *line;
+    enum constraint_kind constraint;
+    const char *text; /* NULL: not looked at */
+    bool strict, compact, one_call;
+};
+
+static const struct held HELD[] = {
+    {CHAT("\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"schema\":" SCHEMA "}}"),
+        CONSTRAINT_JSON, SCHEMA, false, false, false},
+    {CHAT("\"response_format\":{\"type\":\"json_schema\",\"whitespace\":\"none\",\"json_schema\":{\"strict\":"
+          "true,\"schema\":" SCHEMA "}}"),
+        CONSTRAINT_JSON, SCHEMA, true, true, false},
+    {CHAT("\"response_format\":{\"type\":\"json_object\",\"whitespace\":\"compact\"},\"messages\":[{\"role\":"
+          "\"user\",\"content\":\"JSON\"}]"),
+        CONSTRAINT_JSON, "", false, true, false},
+    {CHAT("\"response_format\":{\"type\":\"regex\",\"regex\":\"[a-c]+\"}"), CONSTRAINT_REGEX, "[a-c]+", false,
+        false, false},
+    {CHAT(TOOL_CHOICE("\"auto\"")), CONSTRAINT_TOOL_CALL,
+        "[" FUNCTION("f", "null") "," FUNCTION("g", "null") "]", false, false, false},
+    {CHAT(TOOL_CHOICE("\"auto\"") ",\"parallel_tool_calls\":false"), CONSTRAINT_TOOL_CALL, NULL, false, false,
+        true},
+    {CHAT(TOOL_CHOICE("\"auto\"") ",\"parallel_tool_calls\":true"), CONSTRAINT_TOOL_CALL, NULL, false, false,
+        false},
+    {CHAT(TOOL_CHOICE("\"required\"")), CONSTRAINT_TOOL_CALL_REQUIRED, NULL, false, false, false},
+    {CHAT(TOOL_CHOICE("{\"type\":\"function\",\"function\":{\"name\":\"g\"}}")),
+        CONSTRAINT_TOOL_CALL_REQUIRED, "[" FUNCTION("g", "null") "]", false, false, true},
+    {CHAT(TOOL_CHOICE("\"none\"")), CONSTRAINT_NO_TOOL_CALL, "", false, false, false},
+    {CHAT(TOOL_CHOICE("\"none\"") ",\"response_format\":{\"type\":\"regex\",\"regex\":\"a\"}"),
+        CONSTRAINT_REGEX, "a", false, false, false},
+    {RESPONSES(
+         "\"input\":\"hi\",\"text\":{\"format\":{\"type\":\"json_schema\",\"name\":\"n\",\"strict\":true,"
+         "\"schema\":" SCHEMA "}}"),
+        CONSTRAINT_JSON, SCHEMA, true, false, false},
+    {RESPONSES(
+         "\"input\":\"hi\",\"parallel_tool_calls\":false,\"tools\":[{\"type\":\"function\",\"name\":\"f\","
+         "\"parameters\":" SCHEMA "}]"),
+        CONSTRAINT_TOOL_CALL, "[" FUNCTION("f", "null") "]", false, false, true},
+    {MESSAGES("\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],\"output_config\":{\"format\":{\"type\":"
+              "\"json_schema\",\"schema\":" SCHEMA "}}"),
+        CONSTRAINT_JSON, SCHEMA, true, false, false},
+    {MESSAGES("\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],\"tools\":[{\"name\":\"f\","
+              "\"strict\":true,\"input_schema\":" SCHEMA "}],\"tool_choice\":{\"type\":\"auto\","
+              "\"disable_parallel_tool_use\":true}"),
+        CONSTRAINT_TOOL_CALL, "[" FUNCTION("f", "true") "]", false, false, true},
+    /* A strict function is held to what its rebuilt schema leaves out, too. */
+    {CHAT("\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"strict\":true,\"parameters\":{"
+          "\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"string\",\"maxLength\":3}},\"required\":["
+          "\"a\"]}}}"
+          "]"),
+        CONSTRAINT_TOOL_CALL,
+        "[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"description\":null,\"parameters\":{\"type\":"
+        "\"object\",\"properties\":{\"a\":{\"type\":\"string\",\"maxLength\":3}},\"required\":[\"a\"]},"
+        "\"strict\":"
+        "true}}]",
+        false, false, false},
+    /* One that is not strict may have what grammars cannot hold. */
+    {CHAT(
+         "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"type\":\"object\","
+         "\"properties\":{\"a\":{\"type\":\"array\",\"uniqueItems\":true}}}}}]"),
+        CONSTRAINT_TOOL_CALL, NULL, false, false, false},
+};
+
+static void answers_are_held(void **state) {
+    (void)state;
+    struct request_parser *parser = make_parser(true, CONTEXT, 0);
+    for (size_t i = 0; i < sizeof HELD / sizeof HELD[0]; i++) {
+        struct request request = accept(parser, HELD[i].line);
+        if (request.constraint != HELD[i].constraint || request.constraint_strict != HELD[i].strict ||
+            request.constraint_compact != HELD[i].compact || request.one_call != HELD[i].one_call)
+            fail_msg("case %zu: constraint %d, strict %d, compact %d, one call %d", i, request.constraint,
+                request.constraint_strict, request.constraint_compact, request.one_call);
+        if (HELD[i].text && !piece_is(request.constraint_text, HELD[i].text))
+            fail_msg("case %zu: held to %.*s", i, (int)request.constraint_text.bytes,
+                request.constraint_text.data);
+        assert_int_equal(request.start == START_CALLS, HELD[i].constraint == CONSTRAINT_TOOL_CALL_REQUIRED);
+    }
+    request_parser_free(parser);
+}
+
+/* What grammars cannot hold is the line's error, by field, keyword and path. */
+static void grammars_refuse(void **state) {
+    (void)state;
+    static const struct refused cases[] = {
+        {CHAT("\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"schema\":{\"properties\":{"
+              "\"a\":{"
+              "\"uniqueItems\":true}}}}}"),
+            400, CODE_VALUE, "response_format.json_schema.schema", NULL},
+        {CHAT("\"response_format\":{\"type\":\"regex\",\"regex\":\"ab(?=c)\"}"), 400, CODE_VALUE,
+            "response_format.regex", NULL},
+        {RESPONSES(
+             "\"input\":\"hi\",\"text\":{\"format\":{\"type\":\"json_schema\",\"name\":\"n\",\"schema\":{"
+             "\"not\":{}}}}"),
+            400, CODE_VALUE, "text.format.schema", NULL},
+        {MESSAGES(
+             "\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],\"output_config\":{\"format\":{\"type\":"
+             "\"json_schema\",\"schema\":{\"type\":\"string\",\"minLength\":2,\"maxLength\":1}}}"),
+            400, CODE_VALUE, "output_config.format.schema", NULL},
+        {CHAT(
+             "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"strict\":true,\"parameters\":{"
+             "\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"string\",\"pattern\":\"(?!a)\"}},"
+             "\"required\":[\"a\"]}}}]"),
+            400, CODE_VALUE, "tools", NULL},
+        {CHAT("\"response_format\":{\"type\":\"json_object\",\"whitespace\":\"few\"}"), 400, CODE_VALUE,
+            "response_format.whitespace",
+            "response_format.whitespace: expected flexible, compact or none, found \"few\""},
+    };
+    static const char *const parts[][2] = {{"uniqueItems", "#/properties/a"}, {"offset", "2"}, {"not", "#"},
+        {"#", "no value"}, {"tool \"f\"", "pattern"}, {"whitespace", "few"}};
+    struct request_parser *parser = make_parser(false, CONTEXT, 0);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct request request;
+        struct request_error error;
+        check_refused(parser, &cases[i]);
+        assert_false(
+            parse(parser, cases[i].line, strlen(cases[i].line), &request, &error)); /* not remembered */
+        for (int k = 0; k < 2; k++)
+            if (!strstr(error.message, parts[i][k]))
+                fail_msg("case %zu: \"%s\" does not say \"%s\"", i, error.message, parts[i][k]);
+    }
     request_parser_free(parser);
 }
 
@@ -660,6 +786,8 @@ int main(void) {
         cmocka_unit_test(unknown_fields),
         cmocka_unit_test(the_url_says_the_kind),
         cmocka_unit_test(refuses_by_kind),
+        cmocka_unit_test(answers_are_held),
+        cmocka_unit_test(grammars_refuse),
         cmocka_unit_test(takes_what_others_take),
         cmocka_unit_test(toolkit_options),
         cmocka_unit_test(places_images),

@@ -45,6 +45,9 @@ static void assert_same_request(const struct request *found, int i) {
     assert_int_equal(found->json_output, expected.json_output);
     assert_int_equal(found->constraint, expected.constraint);
     assert_text(found->constraint_text, expected.constraint_text);
+    assert_int_equal(found->constraint_strict, expected.constraint_strict);
+    assert_int_equal(found->constraint_compact, expected.constraint_compact);
+    assert_int_equal(found->one_call, expected.one_call);
     assert_int_equal(found->token_count, expected.token_count);
     assert_memory_equal(found->token_ids, expected.token_ids, (size_t)expected.token_count * 4);
     assert_int_equal(found->image_tokens, expected.image_tokens);
