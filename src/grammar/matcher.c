@@ -563,8 +563,8 @@ static enum result fresh_mask(struct grammar *grammar, uint32_t number, uint64_t
             i += node.subtree;
             continue;
         }
-        for (int32_t token = node.token; token != NO_TOKEN_HERE; token = vocabulary->same_text[token])
-            set_bit(bits, (uint32_t)token);
+        for (uint32_t rank = node.rank; rank < vocabulary->trie[i + 1].rank; rank++)
+            set_bit(bits, vocabulary->order[rank]);
         sets[++depth] = next;
         ends[depth] = i + node.subtree;
         i++;
