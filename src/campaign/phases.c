@@ -15,6 +15,7 @@
 #include "campaign/files.h" /* struct vector */
 #include "campaign/launch.h"
 #include "campaign/metrics.h"
+#include "campaign/phase_cache.h"
 #include "campaign/phase_start.h"
 #include "campaign/phase_times.h"
 #include "campaign/progress.h"
@@ -46,6 +47,7 @@ struct phase_options {
     int64_t batch, step_tokens, part_seconds, grace;
     bool all_layers, restart;
     struct launch_options launch;
+    struct phase_cache_options cache;
 };
 
 struct phase {
@@ -71,6 +73,7 @@ struct phase {
     double results_since, states_since; /* when the oldest pending record came; 0: none is pending */
     double end;                         /* of the allocation, in Unix seconds; 0: none is known */
     struct engine_stop stop;
+    struct phase_cache cache;
     struct phase_progress progress;
     struct metrics *metrics;
     struct phase_times times;
@@ -154,6 +157,11 @@ static enum result source_embeddings(void *context, const struct request *reques
     return status;
 }
 
+static enum result source_image(void *context, int64_t image, uint8_t identity[CACHE_KEY_BYTES]) {
+    struct phase *phase = context;
+    return phase_cache_image(phase->requests, image, identity);
+}
+
 static void source_release(void *context, struct request *request, struct state_record *state) {
     (void)context;
     requests_release(request);
@@ -225,6 +233,10 @@ static void make_identity(struct phase *phase) {
         "version=%d requests=%s fingerprint=%s backend=%s/%s mode=rounded tail=%s", IDENTITY_VERSION,
         requests_identity(phase->requests), checkpoint_fingerprint(phase->launch.checkpoint),
         phase->launch.kernels->name, phase->launch.kernels->instruction_set, tail);
+    size_t used = strlen(phase->identity);
+    if (phase->options->cache.bounded)
+        snprintf(phase->identity + used, sizeof phase->identity - used, " replay=%d",
+            phase->options->cache.bounded);
 }
 
 /* The options in effect, as a line of JSON. */
@@ -449,6 +461,9 @@ static enum result run_engine(struct phase *phase, struct engine_counts *world) 
         .batch = (int32_t)phase->options->batch,
         .step_tokens = (int32_t)phase->options->step_tokens,
         .all_layers = phase->options->all_layers,
+        .cache = phase->cache.cache,
+        .space = &phase->cache.space,
+        .bounded_replay = phase->options->cache.bounded,
         .stop_at = phase->end > 0 ? phase->end - (double)phase->options->grace : 0,
         .grace = (double)phase->options->grace,
     };
@@ -457,6 +472,7 @@ static enum result run_engine(struct phase *phase, struct engine_counts *world) 
         .left = source_left,
         .balance = source_balance,
         .embeddings = source_embeddings,
+        .image_identity = source_image,
         .release = source_release};
     const struct engine_sink sink = {phase, sink_result, sink_state, sink_step_end};
     return engine_run(&engine, &source, &sink, world, &phase->stop);
@@ -502,6 +518,8 @@ static enum result do_phase(struct phase *phase) {
     TRY(find_end(phase));
     TRY(find_work(phase));
     TRY(create_model(phase));
+    TRY(agree(
+        phase, phase_cache_open(&phase->options->cache, &phase->launch, IDENTITY_VERSION, &phase->cache)));
     TRY(agree(phase, open_files(phase)));
     TRY(agree(phase, phase_times_begin(&phase->times, &phase->launch.ranks, o->trace)));
     if (is_first(phase))
@@ -516,6 +534,7 @@ static enum result do_phase(struct phase *phase) {
     TRY(agree(phase, flush_all(phase)));
     if (is_first(phase))
         progress_finish(&phase->progress, &world, !phase->stop.stopped);
+    TRY(phase_cache_finish(&phase->cache, &phase->launch));
     TRY(phase_times_end(&phase->times, &phase->launch.ranks, phase->name));
     status = conclude(phase);
     metrics_end(phase->metrics, &world, status, status == OK ? "" : failure_message());
@@ -523,6 +542,7 @@ static enum result do_phase(struct phase *phase) {
 }
 
 static void free_phase(struct phase *phase) {
+    phase_cache_close(&phase->cache);
     metrics_free(phase->metrics);
     states_close(phase->states);
     embeddings_close(phase->embeddings);
@@ -631,12 +651,16 @@ static enum result phase_command(
         .part_seconds = DEFAULT_PART_SECONDS,
         .grace = DEFAULT_GRACE,
     };
-    struct option table[PHASE_OPTIONS + LAUNCH_OPTIONS + 1];
+    struct option table[PHASE_OPTIONS + PHASE_CACHE_OPTIONS + LAUNCH_OPTIONS + 1];
     phase_option_rows(&options, table);
-    launch_option_rows(&options.launch, table + PHASE_OPTIONS);
+    phase_cache_option_rows(&options.cache, table + PHASE_OPTIONS);
+    launch_option_rows(&options.launch, table + PHASE_OPTIONS + PHASE_CACHE_OPTIONS);
     bool help_shown;
     TRY(options_parse(usage, table, argc, argv, NULL, &help_shown));
-    return help_shown ? OK : run_phase(kind, &options);
+    if (help_shown)
+        return OK;
+    TRY(phase_cache_check(&options.cache));
+    return run_phase(kind, &options);
 }
 
 static const char run_notes[] =

@@ -106,6 +106,13 @@ MUST_CHECK enum result requests_read_images(
 int64_t requests_image_count(const struct requests *requests);
 /* Tokens of each image [image count], for placement; owned by `requests`. */
 MUST_CHECK enum result requests_image_tokens(struct requests *requests, const int32_t **tokens);
+/* What the embeddings of an image depend on besides the encoder; all bytes are set. */
+struct image_identity {
+    char hash[32]; /* as in struct campaign_image */
+    int32_t low_detail, rows, columns, tokens;
+};
+MUST_CHECK enum result requests_image_identity(
+    struct requests *requests, int64_t index, struct image_identity *identity);
 /* Image `index`, its bytes checked by their hash; valid until the next call. */
 MUST_CHECK enum result requests_read_image(
     struct requests *requests, int64_t index, struct campaign_image *image);

@@ -740,6 +740,34 @@ enum result requests_image_tokens(struct requests *requests, const int32_t **ima
     return OK;
 }
 
+enum result requests_image_identity(
+    struct requests *requests, int64_t index, struct image_identity *identity) {
+    static const bool wanted[IMAGE_COLUMN_COUNT] = {[IMAGE_HASH] = true,
+        [IMAGE_HASH_OFFSETS] = true,
+        [IMAGE_LOW_DETAIL] = true,
+        [IMAGE_ROWS] = true,
+        [IMAGE_COLUMNS] = true,
+        [IMAGE_TOKENS] = true};
+    const struct reader *reader = &requests->images;
+    const struct block *block = &requests->image;
+    if (index < 0 || index >= reader->records)
+        return fail(ERROR_INTERNAL, "%s: image %lld of %lld was asked for", requests->path, (long long)index,
+            (long long)reader->records);
+    TRY(block_load(reader, requests->path, &requests->image, wanted, index, 1));
+    struct text_piece hash = block_text(block, reader, IMAGE_HASH, (uint64_t)index);
+    if (hash.bytes != sizeof identity->hash)
+        return fail(ERROR_INPUT, "%s: the hash of image %lld has %zu digits", requests->path,
+            (long long)index, hash.bytes);
+    *identity = (struct image_identity){
+        .low_detail = block_flag(block, IMAGE_LOW_DETAIL, index),
+        .rows = block_int32(block, IMAGE_ROWS, index),
+        .columns = block_int32(block, IMAGE_COLUMNS, index),
+        .tokens = block_int32(block, IMAGE_TOKENS, index),
+    };
+    memcpy(identity->hash, hash.data, sizeof identity->hash);
+    return OK;
+}
+
 enum result requests_read_image(struct requests *requests, int64_t index, struct campaign_image *image) {
     const struct reader *reader = &requests->images;
     const struct block *block = &requests->image;
