@@ -7,6 +7,9 @@ enum kind { NOTHING, EMPTY, BYTES, CONCATENATION, EITHER, BOTH, COMPLEMENT, REPE
 
 enum liveness { UNKNOWN, ALIVE, DEAD };
 
+/* Of derivatives, which call themselves: a few hundred bytes of stack each. */
+enum { HEIGHT_LIMIT = 1024 };
+
 /* `a`, `b`: operands, or numbers of MULTIPLE; lists of EITHER and BOTH lie in `lists` from `a`, `b` long; the
  * set of BYTES is `sets[a]`. */
 struct node {
@@ -14,6 +17,7 @@ struct node {
     bool plain; /* no BOTH, COMPLEMENT or MULTIPLE within: not empty unless it is NOTHING */
     uint32_t a, b;
     int32_t least, most;
+    uint32_t height;    /* calls within calls that a derivative takes */
     uint32_t partition; /* of the bytes into those with equal derivatives; 0: not known yet */
     uint32_t row;       /* place in `rows` of the derivatives of the partition's classes, +1; 0: none */
     uint32_t next;      /* of the same hash */
@@ -141,6 +145,33 @@ static bool grow_buckets(struct expressions *e) {
     return true;
 }
 
+static uint32_t height_of(const struct expressions *e, const struct node *node) {
+    uint32_t height = 0;
+    switch ((enum kind)node->kind) {
+    case NOTHING:
+    case EMPTY:
+    case BYTES:
+    case MULTIPLE:
+        return 0;
+    case CONCATENATION:
+        height = node_at(e, node->a)->height;
+        if (node_at(e, node->a)->nullable && node_at(e, node->b)->height > height)
+            height = node_at(e, node->b)->height;
+        break;
+    case EITHER:
+    case BOTH:
+        for (uint32_t i = 0; i < node->b; i++) {
+            uint32_t member = node_at(e, list_at(e, node->a)[i])->height;
+            height = member > height ? member : height;
+        }
+        break;
+    case COMPLEMENT:
+    case REPEAT:
+        height = node_at(e, node->a)->height;
+    }
+    return height + 1;
+}
+
 /* The number of a node equal to `wanted`. What `wanted` alone brought along (a list, a set) was the last
  * added and goes again when such a node is there already. */
 static uint32_t intern(struct expressions *e, const struct node *wanted) {
@@ -160,11 +191,15 @@ static uint32_t intern(struct expressions *e, const struct node *wanted) {
     }
     if (e->nodes.count >= EXPRESSIONS_LIMIT)
         return failed(e, ERROR_INPUT, "the grammar is too large: limit of expressions exceeded");
+    uint32_t height = height_of(e, wanted);
+    if (height > HEIGHT_LIMIT)
+        return failed(e, ERROR_INPUT, "the grammar has more than 1024 optional parts in a row");
     size_t place = pool_add(e, &e->nodes, 1);
     if (place == SIZE_MAX)
         return EXPRESSION_FAILED;
     uint32_t *bucket = &e->buckets[hash & (e->bucket_count - 1)];
     *node_at(e, (uint32_t)place) = *wanted;
+    node_at(e, (uint32_t)place)->height = height;
     node_at(e, (uint32_t)place)->next = *bucket;
     *bucket = (uint32_t)place;
     return (uint32_t)place;
@@ -247,6 +282,19 @@ uint32_t expression_byte(struct expressions *e, unsigned char byte) {
     return byte_range(e, byte, byte);
 }
 
+/* One concatenation of parts that are neither empty nor nothing, the first of which is none itself. */
+static uint32_t concatenate_two(struct expressions *e, uint32_t a, uint32_t b) {
+    if (a == EXPRESSION_FAILED || b == EXPRESSION_FAILED)
+        return EXPRESSION_FAILED;
+    const struct node *first = node_at(e, a), *second = node_at(e, b);
+    struct node node = {.kind = CONCATENATION, .a = a, .b = b};
+    node.nullable = first->nullable && second->nullable;
+    node.plain = first->plain && second->plain;
+    return intern(e, &node);
+}
+
+/* Concatenations lean to the right, so that equal languages meet more often: `b` goes behind the last part of
+ * `a`. The parts stand in `lists` meanwhile. */
 uint32_t expression_concatenate(struct expressions *e, uint32_t a, uint32_t b) {
     if (a == EXPRESSION_FAILED || b == EXPRESSION_FAILED)
         return EXPRESSION_FAILED;
@@ -256,16 +304,19 @@ uint32_t expression_concatenate(struct expressions *e, uint32_t a, uint32_t b) {
         return b;
     if (b == EXPRESSION_EMPTY)
         return a;
-    const struct node *first = node_at(e, a);
-    if (first->kind == CONCATENATION) { /* to the right, so that equal languages meet more often */
-        uint32_t head = first->a, tail = first->b;
-        return expression_concatenate(e, head, expression_concatenate(e, tail, b));
+    size_t start = e->lists.count;
+    for (; node_at(e, a)->kind == CONCATENATION; a = node_at(e, a)->b) {
+        size_t place = pool_add(e, &e->lists, 1);
+        if (place == SIZE_MAX)
+            return EXPRESSION_FAILED;
+        *list_at(e, (uint32_t)place) = node_at(e, a)->a;
     }
-    const struct node *second = node_at(e, b);
-    struct node node = {.kind = CONCATENATION, .a = a, .b = b};
-    node.nullable = first->nullable && second->nullable;
-    node.plain = first->plain && second->plain;
-    return intern(e, &node);
+    uint32_t result = concatenate_two(e, a, b);
+    while (e->lists.count > start) {
+        uint32_t head = *list_at(e, (uint32_t)--e->lists.count);
+        result = concatenate_two(e, head, result);
+    }
+    return result;
 }
 
 static int compare_numbers(const void *a, const void *b) {
@@ -742,18 +793,24 @@ uint32_t expression_derivative(struct expressions *e, uint32_t a, unsigned char 
     return expression_is_empty(e, derived) ? EXPRESSION_NOTHING : derived;
 }
 
-uint32_t expression_within(struct expressions *e, uint32_t a, int32_t longest) {
-    if (a == EXPRESSION_FAILED || !node_at(e, a)->plain)
+/* Parts behind so many others are left as they are, which is as right, for the sake of the stack. */
+static uint32_t within(struct expressions *e, uint32_t a, int32_t longest, int parts) {
+    enum { PARTS = 512 };
+    if (a == EXPRESSION_FAILED || !node_at(e, a)->plain || parts == PARTS)
         return a;
     struct node node = *node_at(e, a);
     if (node.kind == CONCATENATION)
         return expression_concatenate(
-            e, expression_within(e, node.a, longest), expression_within(e, node.b, longest));
+            e, within(e, node.a, longest, parts + 1), within(e, node.b, longest, parts + 1));
     if (node.kind != REPEAT)
         return a;
     int32_t least = node.least > longest ? longest + 1 : node.least;
     int32_t most = node.most > longest ? -1 : node.most;
     return expression_repeat(e, node.a, least, most);
+}
+
+uint32_t expression_within(struct expressions *e, uint32_t a, int32_t longest) {
+    return within(e, a, longest, 0);
 }
 
 bool expression_matches(struct expressions *e, uint32_t a, const char *text, size_t bytes) {

@@ -4,6 +4,7 @@
 #include "base/utf8.h"         /* utf8_decode */
 #include "grammar/json_text.h" /* json_text_character, struct code_range */
 
+#include <stdlib.h> /* realloc, free */
 #include <string.h> /* memcpy, strchr, memmove */
 
 enum { DEPTH_LIMIT = 200, CLASS_RANGES = 512, COUNT_LIMIT = 100000 };
@@ -14,6 +15,8 @@ struct parser {
     size_t bytes, at;
     bool json;
     int depth;
+    uint32_t *parts; /* of the sequences and choices that are open */
+    size_t part_count, part_capacity;
 };
 
 /* What was read, and how many characters it would be with its repetitions written out. */
@@ -466,12 +469,40 @@ static enum result read_repeated(struct parser *parser, struct piece *piece) {
 
 /* ---- sequences, choices, anchors ---- */
 
+static enum result add_part(struct parser *parser, uint32_t expression) {
+    if (parser->part_count == parser->part_capacity) {
+        size_t capacity = parser->part_capacity ? parser->part_capacity * 2 : 64;
+        uint32_t *parts = realloc(parser->parts, capacity * sizeof *parts);
+        if (!parts)
+            return fail(ERROR_MEMORY, "no memory for a pattern");
+        parser->parts = parts;
+        parser->part_capacity = capacity;
+    }
+    parser->parts[parser->part_count++] = expression;
+    return OK;
+}
+
+/* The parts from `start` on one behind the other; from the last on, so that each is joined once. */
+static uint32_t take_sequence(struct parser *parser, size_t start) {
+    uint32_t result = expression_empty(parser->expressions);
+    while (parser->part_count > start)
+        result = expression_concatenate(parser->expressions, parser->parts[--parser->part_count], result);
+    return result;
+}
+
+/* Any of the parts from `start` on. */
+static uint32_t take_choice(struct parser *parser, size_t start) {
+    size_t count = parser->part_count - start;
+    parser->part_count = start;
+    return count == 1 ? parser->parts[start]
+                      : expression_either(parser->expressions, parser->parts + start, count);
+}
+
 static bool at_branch_end(const struct parser *parser) {
     return ended(parser) || next_byte(parser) == '|' || next_byte(parser) == ')';
 }
 
-static enum result read_sequence(struct parser *parser, struct piece *piece) {
-    piece->expression = expression_empty(parser->expressions);
+static enum result read_parts(struct parser *parser, struct piece *piece) {
     piece->expanded = 0;
     while (!at_branch_end(parser)) {
         if (parser->depth == 0 && next_byte(parser) == '$') {
@@ -485,7 +516,7 @@ static enum result read_sequence(struct parser *parser, struct piece *piece) {
         struct piece next;
         size_t start = parser->at;
         TRY(read_repeated(parser, &next));
-        piece->expression = expression_concatenate(parser->expressions, piece->expression, next.expression);
+        TRY(add_part(parser, next.expression));
         piece->expanded += next.expanded;
         if (piece->expanded > REGEX_EXPANDED_LIMIT)
             return refuse(start, "a pattern that stands for more than 100000 characters");
@@ -493,24 +524,31 @@ static enum result read_sequence(struct parser *parser, struct piece *piece) {
     return OK;
 }
 
+static enum result read_sequence(struct parser *parser, struct piece *piece) {
+    size_t start = parser->part_count;
+    TRY(read_parts(parser, piece));
+    piece->expression = take_sequence(parser, start);
+    return OK;
+}
+
 /* Within a group. */
 static enum result read_choice(struct parser *parser, struct piece *piece) {
-    TRY(read_sequence(parser, piece));
-    while (take(parser, "|")) {
+    size_t start = parser->part_count;
+    piece->expanded = 0;
+    do {
         struct piece branch;
         TRY(read_sequence(parser, &branch));
-        uint32_t both[] = {piece->expression, branch.expression};
-        piece->expression = expression_either(parser->expressions, both, 2);
+        TRY(add_part(parser, branch.expression));
         piece->expanded += branch.expanded;
-    }
+    } while (take(parser, "|"));
+    piece->expression = take_choice(parser, start);
     return OK;
 }
 
 /* A top-level branch, whose missing anchors let anything stand around what it matches. */
-static enum result read_branch(struct parser *parser, enum regex_reach reach, struct piece *piece) {
+static enum result read_branch(
+    struct parser *parser, enum regex_reach reach, uint32_t anything, struct piece *piece) {
     struct expressions *expressions = parser->expressions;
-    uint32_t anything =
-        expression_repeat(expressions, json_text_any_character(expressions, parser->json), 0, -1);
     bool from_start = take(parser, "^");
     TRY(read_sequence(parser, piece));
     bool to_end = take(parser, "$");
@@ -521,17 +559,30 @@ static enum result read_branch(struct parser *parser, enum regex_reach reach, st
     return OK;
 }
 
+static enum result read_pattern(struct parser *parser, enum regex_reach reach, uint32_t *expression) {
+    uint32_t anything = expression_repeat(
+        parser->expressions, json_text_any_character(parser->expressions, parser->json), 0, -1);
+    uint64_t expanded = 0;
+    do {
+        struct piece branch;
+        size_t start = parser->at;
+        TRY(read_branch(parser, reach, anything, &branch));
+        TRY(add_part(parser, branch.expression));
+        expanded += branch.expanded;
+        if (expanded > REGEX_EXPANDED_LIMIT)
+            return refuse(start, "a pattern that stands for more than 100000 characters");
+    } while (take(parser, "|"));
+    if (!ended(parser))
+        return refuse(parser->at, "a ')' without its '('");
+    *expression = take_choice(parser, 0);
+    return OK;
+}
+
 enum result regex_compile(struct expressions *expressions, const char *pattern, size_t bytes,
     enum regex_reach reach, bool json, uint32_t *expression) {
     struct parser parser = {.expressions = expressions, .pattern = pattern, .bytes = bytes, .json = json};
     *expression = expression_nothing(expressions);
-    do {
-        struct piece branch;
-        TRY(read_branch(&parser, reach, &branch));
-        uint32_t both[] = {*expression, branch.expression};
-        *expression = expression_either(expressions, both, 2);
-    } while (take(&parser, "|"));
-    if (!ended(&parser))
-        return refuse(parser.at, "a ')' without its '('");
-    return OK;
+    enum result status = read_pattern(&parser, reach, expression);
+    free(parser.parts);
+    return status;
 }

@@ -1192,6 +1192,11 @@ static enum result object_node(
     uint32_t others = NONE, first = NONE, all[2], count = 0, close = text_node(compiler, "}");
     int32_t least = largest(shape, "minProperties"), most = smallest(shape, "maxProperties");
     bool may_be_empty = false, possible = true;
+    *node = NONE;
+    if (most >= 0 && least > most) {
+        nothing_fits(compiler, first_schema(shape), "'minProperties' is above 'maxProperties'");
+        return OK;
+    }
     enum result status = collect_keys(shape, &keys);
     for (size_t i = 0; status == OK && i < keys.count; i++) {
         status = key_node(compiler, shape, &keys.items[i]);
@@ -1201,7 +1206,6 @@ static enum result object_node(
         status = other_members(compiler, shape, &keys, &others);
     if (status == OK && possible)
         status = members_node(compiler, &keys, others, least, most, &first, &may_be_empty);
-    *node = NONE;
     if (status == OK && may_be_empty)
         all[count++] = close;
     if (status == OK && first != NONE && most != 0)

@@ -33,7 +33,7 @@ static uint32_t pop(uint32_t *stack, size_t *count, uint32_t none) {
 
 static int32_t next_most(struct machine *machine, int32_t least) {
     unsigned byte = next_byte(machine);
-    return byte & 1 ? -1 : least + (int32_t)(byte >> 1) + (least == 0);
+    return byte & 1 ? -1 : least + (int32_t)(byte >> 1) % 8 + (least == 0);
 }
 
 static void expression_operation(struct machine *machine, unsigned operation) {
