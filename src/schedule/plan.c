@@ -115,7 +115,7 @@ struct families {
 };
 
 static struct family make_family(const struct planning *planning, int64_t index) {
-    const struct trie_node *node = &planning->trie.nodes[index];
+    const struct prompt_node *node = &planning->trie.nodes[index];
     int32_t held = node->parent >= 0 ? planning->trie.nodes[node->parent].depth : 0;
     return (struct family){.begin = node->begin,
         .end = node->end,
@@ -129,7 +129,7 @@ static struct family make_family(const struct planning *planning, int64_t index)
  * tokens together that they cost a small part of a rank's work. */
 static bool take_apart(
     const struct planning *planning, const struct family *family, double share, double *spare) {
-    const struct trie_node *node = &planning->trie.nodes[family->node];
+    const struct prompt_node *node = &planning->trie.nodes[family->node];
     double prefix = work(planning, node->depth - family->held, 0);
     if (node->first_child < 0 || (node->depth > 0 && (family->work < share / SMALL_PART || prefix > *spare)))
         return false;

@@ -22,14 +22,14 @@ static int32_t open_depth(const struct building *building) {
 
 static void open_inner(struct building *building, int32_t depth, int64_t begin) {
     struct prompt_trie *trie = building->trie;
-    trie->nodes[trie->node_count] = (struct trie_node){
+    trie->nodes[trie->node_count] = (struct prompt_node){
         .begin = begin, .end = begin, .parent = -1, .first_child = -1, .next_sibling = -1, .depth = depth};
     building->last_child[trie->node_count - trie->count] = -1;
     building->path[building->length++] = trie->node_count++;
 }
 
 static void open_leaf(struct building *building, const struct plan_request *request, int64_t leaf) {
-    building->trie->nodes[leaf] = (struct trie_node){.begin = leaf,
+    building->trie->nodes[leaf] = (struct prompt_node){.begin = leaf,
         .end = leaf + 1,
         .parent = -1,
         .first_child = -1,
@@ -45,7 +45,7 @@ static void attach(struct building *building, int64_t child) {
     struct prompt_trie *trie = building->trie;
     int64_t parent = building->path[building->length - 1],
             *last = &building->last_child[parent - trie->count];
-    struct trie_node *of = &trie->nodes[parent], *node = &trie->nodes[child];
+    struct prompt_node *of = &trie->nodes[parent], *node = &trie->nodes[child];
     node->parent = parent;
     if (*last < 0)
         of->first_child = child;
@@ -106,7 +106,7 @@ void prompt_trie_free(struct prompt_trie *trie) {
     *trie = (struct prompt_trie){0};
 }
 
-int64_t prompt_trie_tokens(const struct trie_node *node, int32_t held) {
+int64_t prompt_trie_tokens(const struct prompt_node *node, int32_t held) {
     if (held < node->cached)
         held = node->cached;
     return node->below + (node->depth > held ? node->depth - held : 0);
@@ -126,10 +126,10 @@ static int compare_siblings(const void *left, const void *right) {
     return (a->begin > b->begin) - (a->begin < b->begin);
 }
 
-static void arrange_children(struct prompt_trie *trie, struct trie_node *parent, struct sibling *siblings) {
+static void arrange_children(struct prompt_trie *trie, struct prompt_node *parent, struct sibling *siblings) {
     int64_t count = 0;
     for (int64_t child = parent->first_child; child >= 0; child = trie->nodes[child].next_sibling) {
-        const struct trie_node *node = &trie->nodes[child];
+        const struct prompt_node *node = &trie->nodes[child];
         siblings[count++] = (struct sibling){child, node->begin, node->longest};
     }
     qsort(siblings, (size_t)count, sizeof *siblings, compare_siblings);
@@ -152,7 +152,7 @@ enum result prompt_trie_arrange(struct prompt_trie *trie) {
 }
 
 void prompt_trie_walk(const struct prompt_trie *trie, int64_t *leaves, int32_t *shared) {
-    const struct trie_node *nodes = trie->nodes;
+    const struct prompt_node *nodes = trie->nodes;
     int64_t at = trie->root, done = 0;
     int32_t common = 0; /* of the leaf walked last and the next one */
     while (at >= 0 && done < trie->count) {

@@ -8,7 +8,7 @@
 #include <stdint.h> /* int32_t, int64_t */
 
 /* Nodes [0, count) are the prompts (leaves), the others are inner ones; each has the leaves [begin, end) below it. */
-struct trie_node {
+struct prompt_node {
     int64_t begin, end;
     int64_t parent, first_child, next_sibling; /* -1: none */
     int64_t below;   /* tokens to be computed for its leaves after its own last one */
@@ -19,7 +19,7 @@ struct trie_node {
 };
 
 struct prompt_trie {
-    struct trie_node *nodes;
+    struct prompt_node *nodes;
     int64_t count; /* leaves */
     int64_t root, node_count;
 };
@@ -32,7 +32,7 @@ MUST_CHECK enum result prompt_trie_build(const struct plan_request *requests, co
 void prompt_trie_free(struct prompt_trie *trie);
 
 /* Tokens to be computed for all leaves of a node when the first `held` ones are there already. */
-int64_t prompt_trie_tokens(const struct trie_node *node, int32_t held);
+int64_t prompt_trie_tokens(const struct prompt_node *node, int32_t held);
 
 /* Puts children with long answers first. ERROR_MEMORY. */
 MUST_CHECK enum result prompt_trie_arrange(struct prompt_trie *trie);
