@@ -24,14 +24,12 @@ static uint32_t words(struct rules *rules, const char *bytes) {
     return text(rules, bytes, strlen(bytes));
 }
 
-/* `before`, the marker as its token or in bytes, `behind`. */
+/* `before`, the marker, `behind`. The marker is its token where there is one: spelled in others it is only text. */
 static uint32_t tag(const struct tool *tool, const char *before, const char *behind) {
-    uint32_t either[] = {words(tool->rules, MARKER), RULES_FAILED};
-    bool token = tool->specification->marker_token != GRAMMAR_NO_TOKEN;
-    if (token)
-        either[1] = rules_token(tool->rules, tool->specification->marker_token);
-    uint32_t all[] = {words(tool->rules, before), rules_choice(tool->rules, either, token ? 2 : 1),
-        words(tool->rules, behind)};
+    uint32_t token = tool->specification->marker_token;
+    uint32_t marker =
+        token == GRAMMAR_NO_TOKEN ? words(tool->rules, MARKER) : rules_token(tool->rules, token);
+    uint32_t all[] = {words(tool->rules, before), marker, words(tool->rules, behind)};
     return rules_sequence(tool->rules, all, 3);
 }
 

@@ -1,6 +1,7 @@
 #include "recipe/request_grammar.h"
 
 #include <stdlib.h> /* calloc, free */
+#include <string.h> /* strlen */
 
 #define DSML_MARKER "｜DSML｜"
 
@@ -49,10 +50,29 @@ bool request_specification(const struct request *request, const struct tokenizer
     return false;
 }
 
-struct text_piece request_grammar_begun(const struct request *request) {
-    static const char opening[] = "\n\n<" DSML_MARKER " calls>\n";
-    return request->start == START_CALLS ? (struct text_piece){opening, sizeof opening - 1}
-                                         : (struct text_piece){"", 0};
+static enum result give_text(struct grammar_matcher *matcher, const char *text) {
+    size_t taken = 0;
+    TRY(grammar_matcher_accept_bytes(matcher, text, strlen(text), &taken));
+    return taken == strlen(text) ? OK
+                                 : fail(ERROR_INTERNAL, "calls do not begin as the prompt ends: %s", text);
+}
+
+static enum result give_marker(struct grammar_matcher *matcher, const struct tokenizer *tokenizer) {
+    uint32_t token = marker_token(tokenizer);
+    bool accepted = false;
+    if (token == GRAMMAR_NO_TOKEN)
+        return give_text(matcher, DSML_MARKER);
+    TRY(grammar_matcher_accept(matcher, token, &accepted));
+    return accepted ? OK : fail(ERROR_INTERNAL, "calls do not begin with the marker");
+}
+
+enum result request_grammar_begin(
+    const struct request *request, const struct tokenizer *tokenizer, struct grammar_matcher *matcher) {
+    if (request->start != START_CALLS)
+        return OK;
+    TRY(give_text(matcher, "\n\n<"));
+    TRY(give_marker(matcher, tokenizer));
+    return give_text(matcher, " calls>\n");
 }
 
 enum result tokenizer_grammar_vocabulary(

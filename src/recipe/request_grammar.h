@@ -5,7 +5,6 @@
 #include "base/error.h"
 #include "grammar/grammar.h"
 #include "recipe/request.h"
-#include "recipe/text_piece.h"
 #include "recipe/tokenizer.h"
 
 #include <stdbool.h> /* bool */
@@ -15,8 +14,9 @@
 bool request_specification(const struct request *request, const struct tokenizer *tokenizer,
     struct grammar_specification *specification);
 
-/* What of the grammar's text the prompt has already: calls that are required begin there. */
-struct text_piece request_grammar_begun(const struct request *request);
+/* Gives a fresh matcher of the request's grammar what the prompt has of its text already: calls that are required begin there. */
+MUST_CHECK enum result request_grammar_begin(
+    const struct request *request, const struct tokenizer *tokenizer, struct grammar_matcher *matcher);
 
 /* The tokenizer's tokens as grammars see them: those that are added or special are control tokens, whose spelling no grammar
  * takes for text, and so is what the tokenizer does not know of the model's `count` ids. `end` is the token that ends an

@@ -57,6 +57,7 @@ void admission_end(struct admission *admission) {
         admission->first = next;
     }
     prompts_end(&admission->prompts);
+    constraints_free(admission->constraints);
 }
 
 bool admission_has_work(const struct admission *admission) {
@@ -95,16 +96,35 @@ static enum result take_embeddings(const struct admission *admission, struct act
 
 struct refusal {
     const char *code;
+    bool is_ours; /* the request is right */
     char message[512];
 };
+
+const char *admission_fault(const struct active_request *active) {
+    const char *fault = NULL;
+    for (int32_t i = 0; !fault && i < active->choice_count; i++)
+        fault = constraint_fault(active->choices[i].constraint);
+    return fault;
+}
+
+/* Describes the fault of a request's grammar, if it has one. */
+static bool describe_fault(const struct active_request *active, struct refusal *refusal) {
+    const char *fault = admission_fault(active);
+    if (!fault)
+        return false;
+    *refusal = (struct refusal){.code = "grammar_failed", .is_ours = true};
+    snprintf(
+        refusal->message, sizeof refusal->message, "The answer's grammar cannot be followed: %s.", fault);
+    return true;
+}
 
 static enum result send_refusal(
     struct admission *admission, const struct active_request *active, const struct refusal *refusal) {
     const struct request_result result = {
         .request = active->index,
         .error_code = refusal->code,
-        .error_status = 400,
-        .error_type = "invalid_request_error",
+        .error_status = refusal->is_ours ? 500 : 400,
+        .error_type = refusal->is_ours ? "server_error" : "invalid_request_error",
         .error_message = refusal->message,
         .prompt_tokens = active->request->token_count,
         .finished_at = wall_clock(),
@@ -118,6 +138,7 @@ static bool is_refused(
     const struct admission *admission, const struct active_request *active, struct refusal *refusal) {
     const struct request *request = active->request;
     int32_t vocab_size = model_config(admission->options->model)->vocab_size;
+    *refusal = (struct refusal){0};
     if (request->token_count < 1 || request->token_count >= admission->rules.context) {
         refusal->code = "context_length_exceeded";
         snprintf(refusal->message, sizeof refusal->message,
@@ -146,7 +167,7 @@ static bool is_refused(
             (long long)admission->blocks_total, (double)admission->blocks_total * block / 1048576);
         return true;
     }
-    return false;
+    return describe_fault(active, refusal);
 }
 
 /* ---- taking requests ---- */
@@ -168,6 +189,18 @@ static void reserve_worst_case(const struct admission *admission, struct active_
     active->blocks = active->blocks_each * choices;
 }
 
+static enum result begin_constraints(struct admission *admission, struct active_request *active) {
+    const struct model_config *config = model_config(admission->options->model);
+    if (active->request->constraint == CONSTRAINT_NONE)
+        return OK;
+    if (!admission->constraints)
+        TRY(constraints_create(admission->options->tokenizer, config->vocab_size, config->eos_token_id,
+            &admission->constraints));
+    for (int32_t i = 0; i < active->choice_count; i++)
+        TRY(constraint_begin(admission->constraints, active->request, &active->choices[i].constraint));
+    return OK;
+}
+
 static enum result prepare_active(struct admission *admission, struct active_request *active) {
     const struct sampling *sampling = &active->request->sampling;
     active->choices = calloc((size_t)sampling->choices, sizeof *active->choices);
@@ -178,6 +211,7 @@ static enum result prepare_active(struct admission *admission, struct active_req
     for (int32_t i = 0; i < active->choice_count; i++)
         TRY(choice_begin(
             &active->choices[i], active->request, i, admission->options->campaign_seed, active->stops));
+    TRY(begin_constraints(admission, active));
     reserve_worst_case(admission, active);
     return OK;
 }
@@ -235,8 +269,9 @@ static enum result load_state(struct admission *admission, struct active_request
     active->cached_tokens = state->cached_tokens;
     TRY(saving_restore(admission->options->model, &admission->rules, active, state));
     release_state(admission);
+    const bool has_failed = admission_fault(active);
     for (int32_t i = 0; i < active->choice_count; i++)
-        if (active->choices[i].finished)
+        if (active->choices[i].finished || has_failed)
             TRY(admission_choice_finished(admission, active, &active->choices[i]));
     return active->unfinished ? OK : admission_answer(admission, active);
 }
@@ -351,6 +386,9 @@ enum result admission_fork(struct admission *admission, struct active_request *a
 
 enum result admission_answer(struct admission *admission, const struct active_request *active) {
     size_t count = (size_t)active->choice_count;
+    struct refusal refusal;
+    if (describe_fault(active, &refusal))
+        return send_refusal(admission, active, &refusal);
     struct choice_result *choices = calloc(count, sizeof *choices);
     struct buffer *texts = calloc(count, sizeof *texts);
     enum result status = OK;

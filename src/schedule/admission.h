@@ -38,9 +38,10 @@ struct admission {
     int64_t blocks_total, blocks_reserved;
     int32_t choices; /* unfinished ones of all requests in work */
     struct prompts prompts;
-    struct active_request *first; /* in order of admission */
-    struct active_request **last; /* where the next one is linked */
-    struct active_request *held;  /* read, but there is no room yet */
+    struct constraints *constraints; /* NULL until a request needs them */
+    struct active_request *first;    /* in order of admission */
+    struct active_request **last;    /* where the next one is linked */
+    struct active_request *held;     /* read, but there is no room yet */
     struct engine_work held_work;
     bool source_ended;
     int64_t prompt_budget; /* most prompt tokens that can still be run before the run stops by itself */
@@ -70,7 +71,9 @@ void admission_reopen(struct admission *admission);
 /* Whether this rank has nothing left to take, and room. */
 bool admission_is_hungry(const struct admission *admission);
 
-/* Sends the answer of a request whose choices have all finished. */
+/* What went wrong with the grammar of a request's answer, NULL when nothing did. */
+const char *admission_fault(const struct active_request *active);
+/* Sends the answer of a request whose choices have all finished, or its fault. */
 MUST_CHECK enum result admission_answer(struct admission *admission, const struct active_request *active);
 /* Drops the requests that are through: prompt saved (ENGINE_PREFILL), or all choices finished. */
 void admission_drop_finished(struct admission *admission);

@@ -19,6 +19,7 @@ enum result choice_begin(struct choice *choice, const struct request *request, i
 
 void choice_free(struct choice *choice) {
     stop_scan_free(choice->scan);
+    constraint_free(choice->constraint);
     free(choice->token_ids);
     free(choice->logprobs);
     free(choice->top_ids);
@@ -110,6 +111,8 @@ enum result choice_add(struct choice *choice, const struct answer_rules *rules, 
     }
     choice->count++;
     notice_end(choice, rules, request, stops);
+    if (!choice->finished)
+        constraint_accept(choice->constraint, token->id);
     return OK;
 }
 

@@ -8,6 +8,7 @@
 #include "model/sampling.h"
 #include "recipe/request.h"
 #include "recipe/tokenizer.h"
+#include "schedule/constraints.h"
 #include "schedule/engine.h"
 #include "schedule/stop_strings.h"
 
@@ -25,6 +26,7 @@ struct choice {
     struct sequence *sequence; /* its state; NULL before it has one of its own and after the end */
     struct random_key key;
     struct stop_scan *scan;
+    struct constraint *constraint; /* NULL: the answer may be anything */
     int32_t count, capacity, top_logprobs;
     int32_t *token_ids; /* [count] */
     float *logprobs;    /* [count] */
@@ -43,7 +45,7 @@ MUST_CHECK enum result choice_begin(struct choice *choice, const struct request 
 void choice_free(struct choice *choice); /* not its sequence */
 
 /* Adds the next token and notices the end: EOS, a stop id, a stop string, max_tokens or the end of the
- * context, in this order. */
+ * context, in this order; else the constraint takes it. */
 MUST_CHECK enum result choice_add(struct choice *choice, const struct answer_rules *rules,
     const struct request *request, const struct stop_strings *stops, const struct generated_token *token);
 

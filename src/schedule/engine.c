@@ -10,6 +10,7 @@
 #include "schedule/saving.h"
 
 #include <stdlib.h> /* calloc, realloc */
+#include <string.h> /* memcpy */
 
 /* A token to be sampled after the step: for which choice. */
 struct draw {
@@ -278,7 +279,8 @@ static enum result add_draw(
         .key = choice->key,
         .position = (int64_t)active->request->token_count + choice->count,
         .generated = choice->token_ids,
-        .generated_count = choice->count};
+        .generated_count = choice->count,
+        .allowed = constraint_mask(choice->constraint)};
     return OK;
 }
 
@@ -337,6 +339,33 @@ static enum result list_draws(struct engine *engine) {
     return OK;
 }
 
+/* The constraints of one part of the step that end in draws; NULL past the last. */
+static struct constraint *constraint_of(const struct engine_step *step, int32_t span, int32_t index) {
+    const struct span_use *use = &step->uses[span];
+    if (use->choice >= 0)
+        return index == 0 ? use->active->choices[use->choice].constraint : NULL;
+    return step->spans[span].logits && index < use->active->choice_count
+               ? use->active->choices[index].constraint
+               : NULL;
+}
+
+/* Finds out, while a device computes the step, which tokens may come of it: the choices of a request are all held or none. */
+static void make_masks(const struct engine *engine) {
+    const struct engine_step *step = engine->step;
+    const int32_t threads = model_options(engine->options->model)->kernels->threads;
+    bool is_held = false;
+    for (int32_t i = 0; i < step->span_count && !is_held; i++)
+        is_held = constraint_of(step, i, 0) != NULL;
+    if (!is_held)
+        return;
+    enum work_part before = stopwatch_switch(WORK_SAMPLING);
+#pragma omp parallel for num_threads(threads) schedule(dynamic)
+    for (int32_t i = 0; i < step->span_count; i++)
+        for (int32_t k = 0; constraint_of(step, i, k); k++)
+            constraint_make_mask(constraint_of(step, i, k));
+    (void)stopwatch_switch(before);
+}
+
 /* Draws the step's tokens, which waits for its end. */
 static enum result sample(struct engine *engine) {
     struct engine_step *step = engine->step;
@@ -363,8 +392,11 @@ static struct generated_token describe_token(const struct sampled_token *token) 
 static enum result draw_token(struct engine *engine, int32_t index) {
     const struct draw *draw = &engine->step->draws[index];
     const struct generated_token token = describe_token(&engine->step->tokens[index]);
-    return choice_add(&draw->active->choices[draw->choice], &engine->admission.rules, draw->active->request,
-        draw->active->stops, &token);
+    struct choice *choice = &draw->active->choices[draw->choice];
+    TRY(choice_add(choice, &engine->admission.rules, draw->active->request, draw->active->stops, &token));
+    if (admission_fault(draw->active))
+        choice->finished = true; /* and so will be the others with their next tokens */
+    return OK;
 }
 
 /* ENGINE_PREFILL: saves the state of a prompt that has ended, with its choices' first tokens. */
@@ -372,7 +404,10 @@ static enum result save_prompt(struct engine *engine, int32_t first, int32_t cou
     for (int32_t i = 0; i < count; i++)
         TRY(draw_token(engine, first + i));
     engine->own.generated_tokens += count;
-    TRY(saving_send(engine->options->model, engine->sink, engine->step->draws[first].active));
+    const struct active_request *active = engine->step->draws[first].active;
+    if (admission_fault(active))
+        return admission_answer(&engine->admission, active);
+    TRY(saving_send(engine->options->model, engine->sink, active));
     engine->own.finished++;
     return OK;
 }
@@ -450,7 +485,10 @@ enum agreed_value {
     AGREED_SHARED_TOKENS,
     AGREED_CACHED_TOKENS,
     AGREED_REPLAYED_TOKENS,
-    AGREED_HUNGRY,
+    AGREED_SAVED_MILLISECONDS,
+    AGREED_CACHE_HITS,
+    AGREED_CACHE_BYTES = AGREED_CACHE_HITS + CACHE_TIERS,
+    AGREED_HUNGRY = AGREED_CACHE_BYTES + CACHE_TIERS,
     AGREED_QUEUED,
     AGREED_VALUES
 };
@@ -460,9 +498,27 @@ static bool wants_stop(const struct engine *engine) {
     return signals_stop_requested() || (stop_at > 0 && wall_clock() >= stop_at);
 }
 
+/* What was not computed, and what the cache has done so far. */
+static void count_saved(struct engine *engine) {
+    struct engine_counts *own = &engine->own;
+    own->saved_milliseconds =
+        (int64_t)(1000 * engine->admission.prompts.seconds_a_token *
+                  (double)(own->shared_tokens + own->cached_tokens - own->replayed_tokens));
+    if (!engine->options->cache)
+        return;
+    struct cache_counts counts;
+    cache_counts(engine->options->cache, &counts);
+    for (int tier = 0; tier < CACHE_TIERS; tier++) {
+        bool is_counted = tier == CACHE_TIER_MEMORY || engine->options->ranks->rank == 0;
+        own->cache_hits[tier] = counts.tiers[tier].hits;
+        own->cache_bytes[tier] = is_counted ? counts.tiers[tier].bytes : 0;
+    }
+}
+
 /* *go_on: whether any rank has work and none asks for a stop; *stopped: whether work is left when not. */
 static enum result agree(struct engine *engine, enum result own, bool *go_on, bool *stopped) {
     const struct engine_counts *counts = &engine->own;
+    count_saved(engine);
     int64_t values[AGREED_VALUES] = {
         [AGREED_WORK] = own == OK && admission_has_work(&engine->admission),
         [AGREED_LEFT] = own == OK && admission_leaves_work(&engine->admission),
@@ -479,9 +535,12 @@ static enum result agree(struct engine *engine, enum result own, bool *go_on, bo
         [AGREED_SHARED_TOKENS] = counts->shared_tokens,
         [AGREED_CACHED_TOKENS] = counts->cached_tokens,
         [AGREED_REPLAYED_TOKENS] = counts->replayed_tokens,
+        [AGREED_SAVED_MILLISECONDS] = counts->saved_milliseconds,
         [AGREED_HUNGRY] = own == OK && admission_is_hungry(&engine->admission),
         [AGREED_QUEUED] = own == OK ? engine->source->left(engine->source->context) : 0,
     };
+    memcpy(values + AGREED_CACHE_HITS, counts->cache_hits, sizeof counts->cache_hits);
+    memcpy(values + AGREED_CACHE_BYTES, counts->cache_bytes, sizeof counts->cache_bytes);
     struct group *world = engine->options->ranks->world;
     TRY(group_sum(world, "step: work left", values, AGREED_VALUES));
     engine->world = (struct engine_counts){
@@ -497,7 +556,10 @@ static enum result agree(struct engine *engine, enum result own, bool *go_on, bo
         .shared_tokens = values[AGREED_SHARED_TOKENS],
         .cached_tokens = values[AGREED_CACHED_TOKENS],
         .replayed_tokens = values[AGREED_REPLAYED_TOKENS],
+        .saved_milliseconds = values[AGREED_SAVED_MILLISECONDS],
     };
+    memcpy(engine->world.cache_hits, values + AGREED_CACHE_HITS, sizeof engine->world.cache_hits);
+    memcpy(engine->world.cache_bytes, values + AGREED_CACHE_BYTES, sizeof engine->world.cache_bytes);
     engine->is_uneven = values[AGREED_HUNGRY] > 0 && values[AGREED_QUEUED] > 0;
     *go_on = values[AGREED_WORK] > 0 && values[AGREED_STOP] == 0;
     *stopped = !*go_on && values[AGREED_WORK] + values[AGREED_LEFT] > 0;
@@ -559,7 +621,9 @@ static enum result take_turn(struct engine *engine, bool *go_on, bool *stopped) 
     }
     TRY(balance(engine));
     step->in_flight = true;
-    return model_step_begin(engine->options->model, step->lane, step->spans, step->span_count);
+    TRY(model_step_begin(engine->options->model, step->lane, step->spans, step->span_count));
+    make_masks(engine);
+    return OK;
 }
 
 /* ---- a stop ---- */
