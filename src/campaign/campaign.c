@@ -6,6 +6,7 @@
 #include "campaign/header.h"
 #include "campaign/lock.h"
 #include "campaign/parts.h"
+#include "schedule/engine.h"
 
 #include <errno.h>  /* errno */
 #include <stdlib.h> /* calloc, free */
@@ -69,6 +70,23 @@ enum result campaign_done(
     return OK;
 }
 
+static void append_tiers(struct buffer *text, const char *name, const int64_t values[CACHE_TIERS]) {
+    buffer_printf(text, ", \"%s\": [%lld, %lld, %lld]", name, (long long)values[CACHE_TIER_MEMORY],
+        (long long)values[CACHE_TIER_LOCAL], (long long)values[CACHE_TIER_SHARED]);
+}
+
+static void append_saved(struct buffer *text, const struct engine_counts *counts) {
+    if (!counts)
+        return;
+    buffer_printf(text,
+        ", \"shared_tokens\": %lld, \"cached_tokens\": %lld, \"replayed_tokens\": %lld, \"saved_seconds\": "
+        "%.3f",
+        (long long)counts->shared_tokens, (long long)counts->cached_tokens,
+        (long long)counts->replayed_tokens, (double)counts->saved_milliseconds / 1000);
+    append_tiers(text, "cache_hits", counts->cache_hits);
+    append_tiers(text, "cache_bytes", counts->cache_bytes);
+}
+
 static enum result write_progress(const char *path, const struct progress *progress) {
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
@@ -79,11 +97,13 @@ static enum result write_progress(const char *path, const struct progress *progr
         ", \"total\": %lld, \"done\": %lld, \"failed\": %lld, \"done_before\": %lld, \"prompt_tokens\": "
         "%lld, "
         "\"generated_tokens\": %lld, \"seconds\": %.3f, \"ranks\": %d, \"finished\": %s, \"updated\": "
-        "%.3f}\n",
+        "%.3f",
         (long long)progress->total, (long long)progress->done, (long long)progress->failed,
         (long long)progress->done_before, (long long)progress->prompt_tokens,
         (long long)progress->generated_tokens, progress->seconds, progress->ranks,
         progress->finished ? "true" : "false", (double)now.tv_sec + (double)now.tv_nsec * 1e-9);
+    append_saved(&text, progress->counts);
+    buffer_append_text(&text, "}\n");
     struct output_file file;
     bool taken;
     enum result status = output_file_create(path, &file);

@@ -32,6 +32,7 @@ struct provenance {
  * instruction set, numeric mode, tail setting. Built by schedule/, compared here as text. */
 
 struct campaign;
+struct engine_counts; /* schedule/engine.h */
 
 enum campaign_access { CAMPAIGN_READ, CAMPAIGN_WORK };
 
@@ -60,6 +61,7 @@ struct progress {
     const char *phase;
     int64_t total, done, failed;             /* of the phase's requests; earlier runs included */
     int64_t prompt_tokens, generated_tokens; /* this run */
+    const struct engine_counts *counts;      /* this run's, for what was not computed */
     int64_t done_before; /* of done + failed: how many earlier launches left; for the rate */
     double seconds;      /* since this run began its work */
     int32_t ranks;

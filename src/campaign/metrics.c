@@ -32,6 +32,16 @@ const struct column metrics_columns[METRICS_COLUMNS] = {
     {"sequences", COLUMN_I64, "sequences", "sequences in the last step of all ranks: the batch"},
     {"kv_reserved", COLUMN_I64, "blocks", "key/value blocks set aside for what is in work, on all ranks"},
     {"kv_blocks", COLUMN_I64, "blocks", "key/value blocks of all ranks"},
+    {"shared_tokens", COLUMN_I64, "tokens", "prompt tokens taken over from other prompts, on all ranks"},
+    {"cached_tokens", COLUMN_I64, "tokens", "prompt tokens taken from the cache, on all ranks"},
+    {"replayed_tokens", COLUMN_I64, "tokens", "of cached_tokens: run again for their windows"},
+    {"saved_milliseconds", COLUMN_I64, "ms", "what tokens that were not run would have cost, on all ranks"},
+    {"cache_memory_hits", COLUMN_I64, "blocks", "blocks that the cache's memory gave, on all ranks"},
+    {"cache_local_hits", COLUMN_I64, "blocks", "blocks that the cache's local folders gave, on all ranks"},
+    {"cache_shared_hits", COLUMN_I64, "blocks", "blocks that the cache's shared folder gave, on all ranks"},
+    {"cache_memory_bytes", COLUMN_I64, "bytes", "in the cache's memory, on all ranks"},
+    {"cache_local_bytes", COLUMN_I64, "bytes", "in the cache's local folder of the first rank's node"},
+    {"cache_shared_bytes", COLUMN_I64, "bytes", "in the cache's shared folder"},
     {"expert_pairs", COLUMN_I64, "pairs", "pairs of token and expert that this rank's experts have run"},
     {"part_seconds", COLUMN_F64, "s",
         "seconds of this rank by part of the work; the parts' names: attribute parts"},
@@ -145,7 +155,13 @@ static void take_sample(struct metrics *metrics) {
             [METRICS_WAITING] = world->waiting,
             [METRICS_SEQUENCES] = world->sequences,
             [METRICS_KV_RESERVED] = world->kv_reserved,
-            [METRICS_KV_BLOCKS] = world->kv_blocks}};
+            [METRICS_KV_BLOCKS] = world->kv_blocks,
+            [METRICS_SHARED_TOKENS] = world->shared_tokens,
+            [METRICS_CACHED_TOKENS] = world->cached_tokens,
+            [METRICS_REPLAYED_TOKENS] = world->replayed_tokens,
+            [METRICS_SAVED_MILLISECONDS] = world->saved_milliseconds}};
+    memcpy(sample->counts + METRICS_CACHE_HITS, world->cache_hits, sizeof world->cache_hits);
+    memcpy(sample->counts + METRICS_CACHE_BYTES, world->cache_bytes, sizeof world->cache_bytes);
     const struct expert_load load = model_expert_load(metrics->launch.model);
     for (int64_t i = 0; i < (int64_t)load.layers * load.count; i++)
         sample->counts[METRICS_EXPERT_PAIRS] += load.pairs[i];

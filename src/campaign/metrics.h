@@ -14,7 +14,7 @@
 #include <stdint.h> /* int32_t, int64_t */
 
 #define METRICS_FORMAT "nocturne.metrics"
-enum { METRICS_VERSION = 1 };
+enum { METRICS_VERSION = 2 };
 
 /* Columns of a file. Counts are of all ranks, seconds of this one; both grow from the launch's begin. */
 enum metrics_column {
@@ -28,7 +28,13 @@ enum metrics_column {
     METRICS_SEQUENCES,
     METRICS_KV_RESERVED,
     METRICS_KV_BLOCKS,
-    METRICS_EXPERT_PAIRS,
+    METRICS_SHARED_TOKENS,
+    METRICS_CACHED_TOKENS,
+    METRICS_REPLAYED_TOKENS,
+    METRICS_SAVED_MILLISECONDS,
+    METRICS_CACHE_HITS, /* this and the next: one column a tier */
+    METRICS_CACHE_BYTES = METRICS_CACHE_HITS + CACHE_TIERS,
+    METRICS_EXPERT_PAIRS = METRICS_CACHE_BYTES + CACHE_TIERS,
     METRICS_PART_SECONDS, /* [samples, WORK_PARTS] */
     METRICS_SERIES,
     METRICS_EXPERT_LOAD = METRICS_SERIES, /* [layers, experts of this rank] */

@@ -43,6 +43,7 @@ static void write_file(const struct phase_progress *progress, const struct engin
         .failed = counts->failed,
         .prompt_tokens = counts->prompt_tokens,
         .generated_tokens = counts->generated_tokens,
+        .counts = counts,
         .seconds = now - progress->begun,
         .ranks = progress->ranks,
         .finished = finished,
@@ -88,6 +89,12 @@ static void format_line(const struct phase_progress *progress, const struct engi
     if (counts->prompt_tokens)
         used += snprintf(text + used, size - (size_t)used, ", %lld prompt tokens (%.1f/s)",
             (long long)counts->prompt_tokens, (double)counts->prompt_tokens / seconds);
+    if (counts->shared_tokens)
+        used +=
+            snprintf(text + used, size - (size_t)used, " + %lld shared", (long long)counts->shared_tokens);
+    if (counts->cached_tokens)
+        used += snprintf(text + used, size - (size_t)used, " + %lld of the cache less %lld replayed",
+            (long long)counts->cached_tokens, (long long)counts->replayed_tokens);
     if (counts->generated_tokens)
         used += snprintf(text + used, size - (size_t)used, ", %lld generated tokens (%.1f/s)",
             (long long)counts->generated_tokens, (double)counts->generated_tokens / seconds);

@@ -50,6 +50,14 @@ static void describe(struct buffer *text, const struct prometheus_sample *s) {
         (double)c->prompt_tokens);
     append_metric(text, s, "generated_tokens_total", "counter", "tokens drawn by this launch",
         (double)c->generated_tokens);
+    append_metric(text, s, "shared_tokens_total", "counter",
+        "prompt tokens of this launch taken over from other prompts", (double)c->shared_tokens);
+    append_metric(text, s, "cached_tokens_total", "counter",
+        "prompt tokens of this launch taken from the cache", (double)c->cached_tokens);
+    append_metric(text, s, "replayed_tokens_total", "counter",
+        "cached tokens of this launch that were run again", (double)c->replayed_tokens);
+    append_metric(text, s, "saved_seconds_total", "counter",
+        "what the tokens that were not run would have cost", (double)c->saved_milliseconds / 1000);
     append_metric(text, s, "launch_seconds", "gauge", "time since the launch began its work", s->seconds);
     if (s->walltime_left >= 0)
         append_metric(

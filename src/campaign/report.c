@@ -74,6 +74,41 @@ static void cost_rows(struct report *report) {
     buffer_append_text(page, "</td></tr>\n");
 }
 
+/* What all launches together did not compute. */
+static void saved_rows(struct report *report) {
+    static const char *const tiers[CACHE_TIERS] = {"memory", "local folder", "shared folder"};
+    struct report_launch sum = {0};
+    struct buffer *page = &report->page;
+    for (int32_t i = 0; i < report->metrics.count; i++) {
+        const struct report_launch *launch = &report->metrics.launches[i];
+        sum.prompt_tokens += launch->prompt_tokens;
+        sum.shared_tokens += launch->shared_tokens;
+        sum.cached_tokens += launch->cached_tokens;
+        sum.replayed_tokens += launch->replayed_tokens;
+        sum.saved_milliseconds += launch->saved_milliseconds;
+        for (int tier = 0; tier < CACHE_TIERS; tier++) {
+            sum.cache_hits[tier] += launch->cache_hits[tier];
+            sum.cache_bytes[tier] = launch->cache_bytes[tier];
+        }
+    }
+    if (!sum.shared_tokens && !sum.cached_tokens)
+        return;
+    count_row(report, "prompt tokens run", "run-tokens", sum.prompt_tokens);
+    count_row(report, "shared by prompts instead", "shared-tokens", sum.shared_tokens);
+    count_row(report, "taken from the cache", "cached-tokens", sum.cached_tokens);
+    count_row(report, "of these run again", "replayed-tokens", sum.replayed_tokens);
+    buffer_printf(page,
+        "<tr><th scope=\"row\">time saved</th><td data-saved-seconds=\"%.3f\">about %.0f s of all ranks "
+        "together</td></tr>\n",
+        (double)sum.saved_milliseconds / 1000, (double)sum.saved_milliseconds / 1000);
+    for (int tier = 0; tier < CACHE_TIERS; tier++)
+        if (sum.cache_hits[tier] || sum.cache_bytes[tier])
+            buffer_printf(page,
+                "<tr><th scope=\"row\">cache, %s</th><td>%" PRId64 " blocks used, %.1f MiB held by the last "
+                "launch</td></tr>\n",
+                tiers[tier], sum.cache_hits[tier], (double)sum.cache_bytes[tier] / 1048576);
+}
+
 static void add_summary(struct report *report) {
     const struct report_results *results = &report->results;
     struct buffer *page = &report->page;
@@ -91,6 +126,7 @@ static void add_summary(struct report *report) {
     count_row(report, "waiting", "waiting", results->waiting);
     count_row(report, "prompt tokens of what is done", "prompt-tokens", results->prompt_tokens);
     count_row(report, "generated tokens", "generated-tokens", results->generated_tokens);
+    saved_rows(report);
     cost_rows(report);
     buffer_append_text(page, "</tbody></table>\n");
     if (results->skipped)

@@ -184,6 +184,21 @@ static void add_world(struct report_launch *launch, const struct rank_series *se
     }
 }
 
+/* Sums at the launch's end. */
+static void add_saved(struct report_launch *launch, const struct rank_series *series) {
+    if (!series->samples)
+        return;
+    size_t last = series->samples - 1;
+    launch->shared_tokens = series->counts[METRICS_SHARED_TOKENS][last];
+    launch->cached_tokens = series->counts[METRICS_CACHED_TOKENS][last];
+    launch->replayed_tokens = series->counts[METRICS_REPLAYED_TOKENS][last];
+    launch->saved_milliseconds = series->counts[METRICS_SAVED_MILLISECONDS][last];
+    for (int tier = 0; tier < CACHE_TIERS; tier++) {
+        launch->cache_hits[tier] = series->counts[METRICS_CACHE_HITS + tier][last];
+        launch->cache_bytes[tier] = series->counts[METRICS_CACHE_BYTES + tier][last];
+    }
+}
+
 static void add_rank(struct report_launch *launch, const struct rank_series *series, double totals[SHARES]) {
     if (!series->samples)
         return;
@@ -257,6 +272,7 @@ static enum result add_file(struct report_metrics *metrics, struct report_launch
     if (status == OK && first) {
         make_grid(launch, &series);
         add_world(launch, &series);
+        add_saved(launch, &series);
     }
     if (status == OK)
         status = grow_ranks(metrics, rank + 1);

@@ -3,6 +3,7 @@
 #define NOCTURNE_CAMPAIGN_REPORT_METRICS_H
 
 #include "base/error.h"
+#include "cache/cache.h"
 
 #include <stdbool.h> /* bool */
 #include <stdint.h>  /* int32_t, int64_t */
@@ -24,6 +25,8 @@ struct report_launch {
     double shares[SHARES][REPORT_INTERVALS];                          /* seconds of all ranks read */
     double pairs_sum[REPORT_INTERVALS], pairs_most[REPORT_INTERVALS]; /* over ranks */
     int64_t finished, failed, prompt_tokens, generated_tokens;
+    int64_t shared_tokens, cached_tokens, replayed_tokens, saved_milliseconds; /* see struct engine_counts */
+    int64_t cache_hits[CACHE_TIERS], cache_bytes[CACHE_TIERS];
 };
 
 struct report_metrics {

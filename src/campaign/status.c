@@ -6,6 +6,7 @@
 #include "campaign/lock.h"
 #include "campaign/parts.h"
 #include "campaign/requests.h"
+#include "schedule/engine.h"
 
 #include <stdio.h>  /* printf */
 #include <stdlib.h> /* malloc, free */
@@ -18,6 +19,9 @@ struct live {
     char holder[512], phase[32];
     double seconds;
     int64_t ranks, done, done_before, total, tokens;
+    int64_t shared_tokens, cached_tokens, replayed_tokens; /* of prompts, not computed; of these run again */
+    double saved_seconds;
+    int64_t cache_hits[CACHE_TIERS], cache_bytes[CACHE_TIERS];
 };
 
 struct campaign_status {
@@ -31,6 +35,14 @@ struct campaign_status {
 static int64_t member_int64(const struct json *object, const char *name) {
     int64_t value = 0;
     return json_int64(json_member(object, name), &value) ? value : 0;
+}
+
+static void read_tiers(const struct json *object, const char *name, int64_t values[CACHE_TIERS]) {
+    const struct json *array = json_member(object, name);
+    const struct json *item = array && array->kind == JSON_ARRAY ? array->first : NULL;
+    for (int tier = 0; tier < CACHE_TIERS && item; tier++, item = item->next)
+        if (!json_int64(item, &values[tier]))
+            values[tier] = 0;
 }
 
 /* A missing or broken progress.json leaves the numbers at zero: it is only a hint. */
@@ -51,6 +63,13 @@ static void read_live(const char *folder, struct live *live) {
         live->done = member_int64(root, "done") + member_int64(root, "failed");
         live->done_before = member_int64(root, "done_before");
         live->total = member_int64(root, "total");
+        live->shared_tokens = member_int64(root, "shared_tokens");
+        live->cached_tokens = member_int64(root, "cached_tokens");
+        live->replayed_tokens = member_int64(root, "replayed_tokens");
+        if (!json_double(json_member(root, "saved_seconds"), &live->saved_seconds))
+            live->saved_seconds = 0;
+        read_tiers(root, "cache_hits", live->cache_hits);
+        read_tiers(root, "cache_bytes", live->cache_bytes);
         live->tokens = member_int64(root, "prompt_tokens") + member_int64(root, "generated_tokens");
     }
     json_document_free(document);
@@ -129,6 +148,15 @@ static void print_json(const char *folder, const struct campaign_status *status)
         (long long)status->requests, (long long)status->refused, (long long)status->images,
         (long long)status->encoded, (long long)status->prefilled, (long long)status->prompt_tokens,
         (long long)status->generated_tokens);
+    const struct live *live = &status->live;
+    buffer_printf(&text,
+        ", \"shared_tokens\": %lld, \"cached_tokens\": %lld, \"replayed_tokens\": %lld, \"saved_seconds\": "
+        "%.3f",
+        (long long)live->shared_tokens, (long long)live->cached_tokens, (long long)live->replayed_tokens,
+        live->saved_seconds);
+    buffer_printf(&text, ", \"cache_hits\": [%lld, %lld, %lld], \"cache_bytes\": [%lld, %lld, %lld]",
+        (long long)live->cache_hits[0], (long long)live->cache_hits[1], (long long)live->cache_hits[2],
+        (long long)live->cache_bytes[0], (long long)live->cache_bytes[1], (long long)live->cache_bytes[2]);
     if (status->live.running) {
         buffer_append_text(&text, ", \"holder\": ");
         buffer_append_json_string(&text, status->live.holder, strlen(status->live.holder));
@@ -146,6 +174,21 @@ static void print_json(const char *folder, const struct campaign_status *status)
     buffer_free(&text);
 }
 
+/* What the last launch did not compute. */
+static void print_saved(const struct live *live) {
+    static const char *const tiers[CACHE_TIERS] = {"memory", "local folder", "shared folder"};
+    if (live->shared_tokens || live->cached_tokens)
+        printf("saved      %lld tokens shared by prompts, %lld of the cache (%lld run again): about %.0f s "
+               "of the last "
+               "launch\n",
+            (long long)live->shared_tokens, (long long)live->cached_tokens, (long long)live->replayed_tokens,
+            live->saved_seconds);
+    for (int tier = 0; tier < CACHE_TIERS; tier++)
+        if (live->cache_bytes[tier])
+            printf("cache      %s: %lld blocks used, %.1f MiB held\n", tiers[tier],
+                (long long)live->cache_hits[tier], (double)live->cache_bytes[tier] / 1048576);
+}
+
 static void print_text(const char *folder, const struct campaign_status *status) {
     printf("campaign   %s: %s\n", folder, status->phase);
     printf("lines      %lld = %lld done + %lld failed (%lld of them refused by ingest) + %lld waiting\n",
@@ -156,6 +199,7 @@ static void print_text(const char *folder, const struct campaign_status *status)
     printf("prefilled  %lld of %lld requests\n", (long long)status->prefilled, (long long)status->requests);
     printf("tokens     %lld in prompts, %lld generated\n", (long long)status->prompt_tokens,
         (long long)status->generated_tokens);
+    print_saved(&status->live);
     if (!status->live.running)
         return;
     printf("running    %s\n", *status->live.holder ? status->live.holder : "an unknown process");

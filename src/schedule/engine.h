@@ -123,12 +123,15 @@ struct engine_source {
 
 struct engine_counts {
     int64_t steps, prompt_tokens, generated_tokens, finished, failed;
-    int64_t waiting;                /* admitted and not finished */
-    int64_t sequences;              /* in each rank's last step */
-    int64_t kv_reserved, kv_blocks; /* key/value blocks set aside for what is in work, and all there are */
-    int64_t shared_tokens;          /* of prompts: taken over from prompts of the same run */
-    int64_t cached_tokens;          /* taken from the cache; */
-    int64_t replayed_tokens;        /* of these run again for their windows: prompt_tokens counts them too */
+    int64_t waiting;                 /* admitted and not finished */
+    int64_t sequences;               /* in each rank's last step */
+    int64_t kv_reserved, kv_blocks;  /* key/value blocks set aside for what is in work, and all there are */
+    int64_t shared_tokens;           /* of prompts: taken over from prompts of the same run */
+    int64_t cached_tokens;           /* taken from the cache; */
+    int64_t replayed_tokens;         /* of these run again for their windows: prompt_tokens counts them too */
+    int64_t saved_milliseconds;      /* what all these would have cost, less what was run again */
+    int64_t cache_hits[CACHE_TIERS]; /* blocks, by the tier that had them */
+    int64_t cache_bytes[CACHE_TIERS]; /* of memory: on all ranks; of folders: as the first rank sees them */
 };
 
 /* Where outcomes go. Pointers are valid during the call only. */
