@@ -45,7 +45,7 @@ enum {
 struct phase_options {
     const char *campaign, *model, *trace, *until, *prometheus;
     int64_t batch, step_tokens, part_seconds, grace;
-    bool all_layers, restart;
+    bool all_layers, no_sharing, restart;
     struct launch_options launch;
     struct phase_cache_options cache;
 };
@@ -461,6 +461,7 @@ static enum result run_engine(struct phase *phase, struct engine_counts *world) 
         .batch = (int32_t)phase->options->batch,
         .step_tokens = (int32_t)phase->options->step_tokens,
         .all_layers = phase->options->all_layers,
+        .no_sharing = phase->options->no_sharing,
         .cache = phase->cache.cache,
         .space = &phase->cache.space,
         .bounded_replay = phase->options->cache.bounded,
@@ -570,7 +571,7 @@ static enum result run_phase(enum engine_phase kind, const struct phase_options 
 
 /* ---- command lines ---- */
 
-enum { PHASE_OPTIONS = 11 };
+enum { PHASE_OPTIONS = 12 };
 
 static void phase_option_rows(struct phase_options *o, struct option *row) {
     const struct option rows[PHASE_OPTIONS] = {
@@ -603,6 +604,11 @@ static void phase_option_rows(struct phase_options *o, struct option *row) {
             .kind = OPTION_FLAG,
             .value = &o->all_layers,
             .help = "run all layers on all prompt tokens, not only on each prompt's tail"},
+        {.name = "no-sharing",
+            .kind = OPTION_FLAG,
+            .value = &o->no_sharing,
+            .help = "run each prompt by itself, even where it begins as others do; to compare: answers are "
+                    "the same"},
         {.name = "restart",
             .kind = OPTION_FLAG,
             .value = &o->restart,

@@ -229,6 +229,8 @@ static enum result read_next(struct admission *admission) {
         return status;
     }
     admission->held = active;
+    if (admission->options->no_sharing)
+        work.shared = work.branch_count = 0;
     admission->held_work = work;
     active->index = work.index;
     active->request = work.request;

@@ -154,6 +154,7 @@ struct engine_options {
     int32_t batch;                   /* most sequences decoding at once on this rank */
     int32_t step_tokens;             /* token budget of a step; <= model_options' */
     bool all_layers;                 /* prefill: run all layers on all tokens instead of the tail */
+    bool no_sharing;                 /* each prompt is run by itself */
     struct cache *cache;             /* NULL: none */
     const struct cache_space *space; /* of the cache */
     int32_t bounded_replay;          /* see struct replay; 0: exact */

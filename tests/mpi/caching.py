@@ -1,0 +1,201 @@
+"""The prefix cache and shared beginnings in whole campaigns: answers are bit-identical to those of a run without, whatever is
+hit, and tokens that were not computed are told.
+
+    caching.py [TEST ...]
+"""
+
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+
+sys.path.insert(0, os.path.join(os.environ["NOCTURNE_SOURCE"], "tests", "faults"))
+sys.path.insert(0, os.path.join(os.environ["NOCTURNE_SOURCE"], "tests", "mpi"))
+import campaigns  # noqa: E402
+from campaigns import (  # noqa: E402
+    CONFLICT, DONE, STOPPED, USAGE, Launch, answers, chat, check, compare, ingest, parts, run, write_lines)
+
+WORDS = "dog river king bread hope horse fox stone tree house water night light hand road song".split()
+BLOCK, WINDOW, EXACT = 64, 32, 7 * 31  # of the cache; of the embedded model; tokens that exact replay runs again there
+
+
+def words(seed, count):
+    return " ".join(random.Random(seed).choices(WORDS, k=count))
+
+
+def families(seed, prefixes=3, each=6, length=420, **options):
+    """Prompts that share long beginnings, some of them with beginnings of their own; lengths of ends differ."""
+    lines = []
+    for p in range(prefixes):
+        shared = words(f"{seed}-{p}", length + 37 * p)
+        for i in range(each):
+            branch = words(f"{seed}-{p}-{i % 2}", 60) if i % 3 else ""
+            rest = words(f"{seed}-{p}-{i}", 1 + 7 * i)
+            sampling = {"temperature": 0.8 if i % 2 else 0, "max_tokens": 10, "logprobs": True, "top_logprobs": 2}
+            lines.append(chat(f"{p}-{i}", f"{shared} {branch} {rest}", **{**sampling, **options}))
+    lines.append(chat("short", "Define dog.", temperature=0, max_tokens=10))
+    lines.append(chat("same-1", words(seed, 300), temperature=0, max_tokens=10))
+    lines.append(chat("same-2", words(seed, 300), temperature=0.9, max_tokens=10, n=3))
+    return lines
+
+
+def make(folder, name, lines, **options):
+    campaign = os.path.join(folder, name)
+    ingest(campaign, write_lines(campaign + ".jsonl", [json.dumps(line) for line in lines]), **options)
+    return campaign
+
+
+def go(campaign, *options, ranks=1, command="run", **expected):
+    return run([command, "--campaign", campaign, "--threads", "1", *options], ranks, **expected)[0]
+
+
+def progress(campaign):
+    with open(os.path.join(campaign, "progress.json"), encoding="utf-8") as file:
+        return json.load(file)
+
+
+def cached_tokens(campaign):
+    import h5py
+
+    found = {}
+    for path in parts(campaign, "results"):
+        with h5py.File(path, "r") as file:
+            found.update(zip((int(r) for r in file["request"][()]), (int(c) for c in file["cached_tokens"][()])))
+    return found
+
+
+def reference(folder, lines, **options):
+    """Answers of the requests, each prompt run by itself."""
+    campaign = make(folder, "reference", lines, **options)
+    go(campaign, "--no-sharing")
+    return answers(campaign)
+
+
+def warm(folder):
+    """A second campaign hits what the first has kept: same bits on other ranks, in chunks of other lengths, staged or not."""
+    lines, store = families("warm"), os.path.join(folder, "store")
+    expected = reference(folder, lines)
+    first = make(folder, "first", lines)
+    go(first, "--cache", store)
+    compare(answers(first), expected, "with an empty cache")
+    trials = [
+        ([("run", 1, [])], 1),
+        ([("run", 2, ["--step-tokens", "77"])], 2),
+        ([("run", 3, ["--step-tokens", "33", "--batch", "3"])], 3),
+        ([("prefill", 2, ["--step-tokens", "100"]), ("decode", 1, [])], 4),
+        ([("run", 1, ["--kv-memory", "3M"])], 5),
+    ]
+    for commands, seed in trials:
+        shuffled = list(lines)
+        random.Random(seed).shuffle(shuffled)
+        campaign = make(folder, f"again-{seed}", shuffled)
+        for command, ranks, options in commands:
+            go(campaign, "--cache", store, *options, command=command, ranks=ranks)
+            if command != "decode":
+                saved = progress(campaign)
+                check(saved["cached_tokens"] > 0, f"{commands}: nothing was hit: {saved}")
+                check(0 < saved["replayed_tokens"] < saved["cached_tokens"], f"{commands}: {saved}")
+        compare(answers(campaign), expected, f"with a warm cache: {commands}")
+
+
+def edges(folder):
+    """Prompts whose common beginnings end at and beside the edges of blocks, groups, windows and the replayed range."""
+    base = words("edges", 700).split()
+    first = make(folder, "first", [chat("whole", " ".join(base), temperature=0, max_tokens=2)])
+    store = os.path.join(folder, "store")
+    go(first, "--cache", store)
+    lines = []
+    for near in (BLOCK, EXACT, EXACT + BLOCK, EXACT + WINDOW, 320, 384, 512, 576):
+        for by in range(-3, 4):
+            cut = base[: near + by]
+            lines.append(chat(f"{near}{by:+}", " ".join(cut), temperature=0, max_tokens=4, logprobs=True))
+            lines.append(chat(f"{near}{by:+}-on", " ".join([*cut, "queen", *cut[:20]]), temperature=0, max_tokens=4))
+    expected = reference(folder, lines)
+    campaign = make(folder, "hits", lines)
+    go(campaign, "--cache", store, ranks=2)
+    compare(answers(campaign), expected, "hits around edges")
+    check(progress(campaign)["cached_tokens"] > 0, "nothing was hit")
+
+
+def turns(folder):
+    """A chat's next turn goes on from its first prompt and answer; agents' and chats' answers are kept."""
+    store = os.path.join(folder, "store")
+    question = words("turns", 450)
+    first = make(folder, "first", [chat("turn", question, temperature=0, max_tokens=150, ignore_eos=True)])
+    go(first, "--cache", store)
+    run(["export", "--campaign", first])
+    with open(os.path.join(first, "results.jsonl"), encoding="utf-8") as file:
+        answer = json.loads(file.readline())["response"]["body"]["choices"][0]["message"]["content"]
+    second = chat("turn", question, temperature=0, max_tokens=8)
+    second["body"]["messages"] += [{"role": "assistant", "content": answer}, {"role": "user", "content": "And then?"}]
+    expected = reference(folder, [second])
+    for number in range(2):
+        campaign = make(folder, f"second-{number}", [second])
+        go(campaign, "--cache", store)
+        compare(answers(campaign), expected, "the second turn")
+        found = list(cached_tokens(campaign).values())[0]
+        check(found >= 448, f"the second turn took {found} tokens over, its first prompt has more than 450")
+
+
+def bounded(folder):
+    """Bounded replay runs less, writes nothing that it has made into the cache, and is part of a campaign's identity."""
+    lines, store = families("bounded"), os.path.join(folder, "store")
+    expected = reference(folder, lines)
+    first = make(folder, "first", lines[::2])
+    go(first, "--cache", store)
+    exact = make(folder, "exact", lines)
+    copy = os.path.join(folder, "copy")
+    shutil.copytree(store, copy)
+    go(exact, "--cache", copy)
+    near = make(folder, "near", lines)
+    go(near, "--cache", store, "--replay", "bounded=32")
+    check(progress(near)["replayed_tokens"] < progress(exact)["replayed_tokens"], "bounded replay ran as much as exact")
+    found = answers(near)
+    check(found.keys() == expected.keys() and all(not code for _, code, _ in found.values()), "answers are missing")
+    check(found != expected, "bounded replay of one window changed nothing: it is not tested")
+    go(near, "--cache", store, expect=CONFLICT)
+    after = make(folder, "after", lines)
+    go(after, "--cache", store)
+    compare(answers(after), expected, "exact, after a bounded run with the same cache")
+    for wrong in ("bounded=0", "bounded=x", "nearly"):
+        go(after, "--cache", store, "--replay", wrong, expect=USAGE)
+    go(after, "--replay", "bounded", expect=USAGE)
+
+
+def stopped(folder):
+    """Launches that are stopped and killed with a cache go on to the same answers."""
+    lines, store = families("stopped", each=8), os.path.join(folder, "store")
+    expected = reference(folder, lines)
+    campaign = make(folder, "campaign", lines)
+    for kind in (signal.SIGTERM, signal.SIGKILL, signal.SIGKILL, signal.SIGTERM):
+        launch = Launch(["run", "--campaign", campaign, "--threads", "1", "--cache", store, "--part-seconds", "0",
+                         "--step-tokens", "64", "--batch", "4"], 2)
+        launch.wait_for_text("to do")
+        try:
+            launch.process.wait(timeout=1.2)
+        except Exception:
+            for pid in launch.rank_processes():
+                os.kill(pid, kind)
+        code = launch.wait()
+        check(kind == signal.SIGKILL or code in (DONE, STOPPED), launch.output())
+    go(campaign, "--cache", store, ranks=2)
+    compare(answers(campaign), expected, "after stops and kills")
+
+
+def other_kernels(folder):
+    """Rows of other kernels and of another checkpoint are no hits."""
+    lines, store = families("kernels", prefixes=1), os.path.join(folder, "store")
+    first = make(folder, "first", lines)
+    go(first, "--cache", store, "--cpu-kernels", "avx2")
+    second = make(folder, "second", lines)
+    go(second, "--cache", store, "--cpu-kernels", "generic")
+    check(progress(second)["cached_tokens"] == 0, "rows of other kernels were used")
+
+
+TESTS = {test.__name__: test for test in (warm, edges, turns, bounded, stopped, other_kernels)}
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # the tests' ranks share cores
+    sys.exit(campaigns.main(TESTS))
