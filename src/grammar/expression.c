@@ -20,6 +20,7 @@ struct node {
     uint32_t height;    /* calls within calls that a derivative takes */
     uint32_t partition; /* of the bytes into those with equal derivatives; 0: not known yet */
     uint32_t row;       /* place in `rows` of the derivatives of the partition's classes, +1; 0: none */
+    uint32_t run;       /* of a repetition: how often it can go on within a token, + 1; 0: not known yet */
     uint32_t next;      /* of the same hash */
 };
 
@@ -28,6 +29,13 @@ struct partition {
     uint32_t classes;
     uint32_t next;
 };
+
+/* A partition worked out from two others; kept by their numbers. */
+struct meet {
+    uint32_t a, b, met;
+};
+
+enum { MEETS_KEPT = 256 };
 
 struct pool {
     void *data;
@@ -41,6 +49,7 @@ struct expressions {
     enum result failure;
     const char *why;
     bool exploring; /* rows of dead ends are being found out */
+    struct meet meets[MEETS_KEPT];
 };
 
 static struct node *node_at(const struct expressions *e, uint32_t a) {
@@ -56,7 +65,7 @@ static uint32_t *row_at(const struct expressions *e, uint32_t place) {
 }
 
 static struct partition *partition_at(const struct expressions *e, uint32_t place) {
-    return (struct partition *)e->partitions.data + place;
+    return ((struct partition **)e->partitions.data)[place];
 }
 
 static uint32_t failed(struct expressions *e, enum result failure, const char *why) {
@@ -205,6 +214,20 @@ static uint32_t intern(struct expressions *e, const struct node *wanted) {
     return (uint32_t)place;
 }
 
+/* A partition stays at its place in memory, for those who walk by its classes. */
+static uint32_t add_partition(struct expressions *e, const struct partition *wanted) {
+    struct partition *partition = malloc(sizeof *partition);
+    size_t place = partition ? pool_add(e, &e->partitions, 1) : SIZE_MAX;
+    if (place == SIZE_MAX) {
+        free(partition);
+        (void)failed(e, ERROR_MEMORY, "no memory for a grammar");
+        return EXPRESSION_ALL_ALIKE;
+    }
+    *partition = *wanted;
+    ((struct partition **)e->partitions.data)[place] = partition;
+    return (uint32_t)place;
+}
+
 /* ---- life ---- */
 
 enum result expressions_create(struct expressions **expressions) {
@@ -215,18 +238,20 @@ enum result expressions_create(struct expressions **expressions) {
     e->nodes.item = sizeof(struct node);
     e->lists.item = e->rows.item = sizeof(uint32_t);
     e->sets.item = sizeof(struct byte_set);
-    e->partitions.item = sizeof(struct partition);
+    e->partitions.item = sizeof(struct partition *);
     (void)intern(e, &(struct node){.kind = NOTHING, .plain = true, .liveness = DEAD});
     (void)intern(e, &(struct node){.kind = EMPTY, .plain = true, .nullable = 1, .liveness = ALIVE});
-    if (pool_add(e, &e->partitions, 2) == SIZE_MAX)
-        return expressions_check(e);
-    partition_at(e, 1)->classes = 1; /* all bytes alike; number 0 means "not known" */
+    /* Number 0 means "not known"; 1 has all bytes alike. */
+    (void)add_partition(e, &(struct partition){.classes = 1});
+    (void)add_partition(e, &(struct partition){.classes = 1});
     return expressions_check(e);
 }
 
 void expressions_free(struct expressions *e) {
     if (!e)
         return;
+    for (uint32_t i = 0; i < e->partitions.count; i++)
+        free(partition_at(e, i));
     free(e->nodes.data);
     free(e->lists.data);
     free(e->sets.data);
@@ -246,7 +271,7 @@ size_t expressions_bytes(const struct expressions *e) {
     size_t bytes = sizeof *e + (e->bucket_count + e->partition_bucket_count) * sizeof(uint32_t);
     for (size_t i = 0; i < sizeof pools / sizeof *pools; i++)
         bytes += pools[i]->capacity * pools[i]->item;
-    return bytes;
+    return bytes + e->partitions.count * sizeof(struct partition);
 }
 
 /* ---- builders ---- */
@@ -557,41 +582,56 @@ static uint32_t intern_partition(struct expressions *e, const struct partition *
     for (uint32_t i = *bucket; i; i = partition_at(e, i)->next)
         if (!memcmp(partition_at(e, i)->class_of, wanted->class_of, 256))
             return i;
-    size_t place = pool_add(e, &e->partitions, 1);
-    if (place == SIZE_MAX)
-        return 1;
-    *partition_at(e, (uint32_t)place) = *wanted;
-    partition_at(e, (uint32_t)place)->next = *bucket;
-    *bucket = (uint32_t)place;
-    return (uint32_t)place;
+    uint32_t place = add_partition(e, wanted);
+    if (e->failure != OK)
+        return EXPRESSION_ALL_ALIKE;
+    partition_at(e, place)->next = *bucket;
+    *bucket = place;
+    return place;
 }
 
-/* The coarsest partition that both refine; classes are numbered by first byte, so that equal ones meet. */
-static uint32_t meet(struct expressions *e, uint32_t a, uint32_t b) {
-    if (a == b || b == 1)
-        return a;
-    if (a == 1)
-        return b;
+/* Classes are numbered by first byte, so that equal partitions meet. */
+static uint32_t fresh_meet(struct expressions *e, uint32_t a, uint32_t b) {
     const struct partition *x = partition_at(e, a), *y = partition_at(e, b);
     struct partition met = {.classes = 0};
     uint16_t pairs[256] = {0};
+    unsigned last = 256, last_class = 0;
     for (unsigned byte = 0; byte < 256; byte++) {
         uint16_t pair = (uint16_t)(x->class_of[byte] << 8 | y->class_of[byte]);
         uint32_t class = 0;
+        if (last < 256 && pairs[last_class] == pair) /* often as the byte before it */
+            class = last_class;
         while (class < met.classes && pairs[class] != pair)
             class ++;
         if (class == met.classes)
             pairs[met.classes++] = pair;
         met.class_of[byte] = (uint8_t) class;
+        last = byte;
+        last_class = class;
     }
     return intern_partition(e, &met);
+}
+
+uint32_t expression_meet(struct expressions *e, uint32_t a, uint32_t b) {
+    if (a == b || b == EXPRESSION_ALL_ALIKE)
+        return a;
+    if (a == EXPRESSION_ALL_ALIKE)
+        return b;
+    struct meet *known = &e->meets[(a * 31 + b) % MEETS_KEPT];
+    if (known->a != a || known->b != b)
+        *known = (struct meet){a, b, fresh_meet(e, a, b)};
+    return known->met;
+}
+
+const uint8_t *expression_classes(const struct expressions *e, uint32_t partition, uint32_t *count) {
+    if (count)
+        *count = partition_at(e, partition)->classes;
+    return partition_at(e, partition)->class_of;
 }
 
 static bool in_set(const struct expressions *e, uint32_t set, unsigned byte) {
     return ((const struct byte_set *)e->sets.data)[set].words[byte >> 6] >> (byte & 63) & 1;
 }
-
-static uint32_t partition_of(struct expressions *e, uint32_t a);
 
 static uint32_t fresh_partition(struct expressions *e, const struct node *node) {
     struct partition made = {.classes = 2};
@@ -610,21 +650,22 @@ static uint32_t fresh_partition(struct expressions *e, const struct node *node) 
         made.classes = 12;
         return intern_partition(e, &made);
     case CONCATENATION:
-        all = partition_of(e, node->a);
-        return node_at(e, node->a)->nullable ? meet(e, all, partition_of(e, node->b)) : all;
+        all = expression_partition(e, node->a);
+        return node_at(e, node->a)->nullable ? expression_meet(e, all, expression_partition(e, node->b))
+                                             : all;
     case EITHER:
     case BOTH:
         for (uint32_t i = 0; i < node->b; i++)
-            all = meet(e, all, partition_of(e, list_at(e, node->a)[i]));
+            all = expression_meet(e, all, expression_partition(e, list_at(e, node->a)[i]));
         return all;
     case COMPLEMENT:
     case REPEAT:
-        return partition_of(e, node->a);
+        return expression_partition(e, node->a);
     }
     return 1;
 }
 
-static uint32_t partition_of(struct expressions *e, uint32_t a) {
+uint32_t expression_partition(struct expressions *e, uint32_t a) {
     struct node node = *node_at(e, a);
     if (node.partition)
         return node.partition;
@@ -696,7 +737,7 @@ static uint32_t *derivatives(struct expressions *e, uint32_t a) {
     struct node node = *node_at(e, a);
     if (node.row)
         return row_at(e, node.row - 1);
-    uint32_t partition = partition_of(e, a), classes = partition_at(e, partition)->classes;
+    uint32_t partition = expression_partition(e, a), classes = partition_at(e, partition)->classes;
     size_t row = pool_add(e, &e->rows, classes);
     if (row == SIZE_MAX)
         return NULL;
@@ -793,24 +834,73 @@ uint32_t expression_derivative(struct expressions *e, uint32_t a, unsigned char 
     return expression_is_empty(e, derived) ? EXPRESSION_NOTHING : derived;
 }
 
+/* Adds the bytes that texts of `a` may hold; false when it has too many parts to look at. */
+static bool collect_bytes(const struct expressions *e, uint32_t a, bool bytes[256], int *parts) {
+    enum { PARTS = 1000 };
+    for (;; a = node_at(e, a)->b) {
+        const struct node *node = node_at(e, a);
+        if (++*parts > PARTS)
+            return false;
+        for (unsigned byte = 0; node->kind == BYTES && byte < 256; byte++)
+            bytes[byte] = bytes[byte] || in_set(e, node->a, byte);
+        if (node->kind == REPEAT)
+            return collect_bytes(e, node->a, bytes, parts);
+        for (uint32_t i = 0; node->kind == EITHER && i < node->b; i++)
+            if (!collect_bytes(e, list_at(e, node->a)[i], bytes, parts))
+                return false;
+        if (node->kind != CONCATENATION)
+            return true;
+        if (!collect_bytes(e, node->a, bytes, parts))
+            return false;
+    }
+}
+
+struct within {
+    expression_longest_run longest;
+    const void *context;
+};
+
+static uint32_t run_of(struct expressions *e, uint32_t a, const struct within *within) {
+    if (!node_at(e, a)->run) {
+        bool bytes[256] = {false};
+        int parts = 0;
+        if (!collect_bytes(e, a, bytes, &parts))
+            memset(bytes, true, sizeof bytes);
+        uint32_t run = within->longest(within->context, bytes);
+        node_at(e, a)->run = (run < 1 << 20 ? run : 1 << 20) + 1;
+    }
+    return node_at(e, a)->run - 1;
+}
+
+static uint32_t reduce_repeat(struct expressions *e, const struct node *node, const struct within *within) {
+    int32_t run = (int32_t)run_of(e, node->a, within);
+    int32_t least = node->least > run ? run + 1 : node->least;
+    int32_t most = node->most > run ? -1 : node->most;
+    return expression_repeat(e, node->a, least, most);
+}
+
 /* Parts behind so many others are left as they are, which is as right, for the sake of the stack. */
-static uint32_t within(struct expressions *e, uint32_t a, int32_t longest, int parts) {
-    enum { PARTS = 512 };
+static uint32_t reduce(struct expressions *e, uint32_t a, const struct within *within, int parts) {
+    enum { PARTS = 512, ALTERNATIVES = 32 };
     if (a == EXPRESSION_FAILED || !node_at(e, a)->plain || parts == PARTS)
         return a;
     struct node node = *node_at(e, a);
     if (node.kind == CONCATENATION)
         return expression_concatenate(
-            e, within(e, node.a, longest, parts + 1), within(e, node.b, longest, parts + 1));
-    if (node.kind != REPEAT)
+            e, reduce(e, node.a, within, parts + 1), reduce(e, node.b, within, parts + 1));
+    if (node.kind == REPEAT)
+        return reduce_repeat(e, &node, within);
+    if (node.kind != EITHER || node.b > ALTERNATIVES)
         return a;
-    int32_t least = node.least > longest ? longest + 1 : node.least;
-    int32_t most = node.most > longest ? -1 : node.most;
-    return expression_repeat(e, node.a, least, most);
+    uint32_t alternatives[ALTERNATIVES];
+    for (uint32_t i = 0; i < node.b; i++)
+        alternatives[i] = reduce(e, list_at(e, node.a)[i], within, parts + 1);
+    return expression_either(e, alternatives, node.b);
 }
 
-uint32_t expression_within(struct expressions *e, uint32_t a, int32_t longest) {
-    return within(e, a, longest, 0);
+uint32_t expression_within(
+    struct expressions *e, uint32_t a, expression_longest_run longest, const void *context) {
+    return reduce(e, a, &(struct within){longest, context}, 0);
 }
 
 bool expression_matches(struct expressions *e, uint32_t a, const char *text, size_t bytes) {

@@ -60,9 +60,23 @@ bool expression_nullable(const struct expressions *expressions, uint32_t a);
 uint32_t expression_derivative(struct expressions *expressions, uint32_t a, unsigned char byte);
 /* Whether `a` has no text; true, too, when the search exceeds its limit (then expressions_check fails). */
 bool expression_is_empty(struct expressions *expressions, uint32_t a);
-/* An expression with the same prefixes of up to `longest` bytes as `a`, and as nullable: counts that so many
- * bytes cannot reach are dropped, so that states that differ in those alone become equal. */
-uint32_t expression_within(struct expressions *expressions, uint32_t a, int32_t longest);
+/* How many bytes of `bytes` (256 flags) can stand in a row at most. */
+typedef uint32_t (*expression_longest_run)(const void *context, const bool bytes[256]);
+/* An expression with the same prefixes of what the runs allow as `a`, and as nullable: counts of repetitions that
+ * no run of the repeated bytes reaches are dropped, so that states that differ in those alone become equal. The
+ * answers of `longest` are kept: of one `expressions` they must stay the same. */
+uint32_t expression_within(
+    struct expressions *expressions, uint32_t a, expression_longest_run longest, const void *context);
+
+/* Partitions of the bytes into classes that an expression does not tell apart, numbered; equal ones have equal
+ * numbers. EXPRESSION_ALL_ALIKE: one class. After a failure, which sticks, they mean nothing. */
+enum { EXPRESSION_ALL_ALIKE = 1 };
+uint32_t expression_partition(struct expressions *expressions, uint32_t a);
+/* The coarsest partition that tells apart what one of the two does. */
+uint32_t expression_meet(struct expressions *expressions, uint32_t a, uint32_t b);
+/* The class of each byte, valid as long as `expressions`; stores how many there are unless `count` is NULL. */
+const uint8_t *expression_classes(const struct expressions *expressions, uint32_t partition, uint32_t *count);
+
 bool expression_matches(struct expressions *expressions, uint32_t a, const char *text, size_t bytes);
 
 #endif

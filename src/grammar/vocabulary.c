@@ -146,6 +146,8 @@ static void file_token(struct grammar_vocabulary *vocabulary, uint32_t rank, con
     size_t words = vocabulary_words(vocabulary);
     uint8_t kind = count == NOT_PLAIN ? NOT_PLAIN : count > PLAIN_CHARACTERS ? LONG_TOKEN : (uint8_t)count;
     vocabulary->characters[rank] = kind;
+    if (kind == LONG_TOKEN)
+        vocabulary->long_ranks[vocabulary->long_count++] = rank;
     if (kind != NOT_PLAIN)
         set_bit(vocabulary->plain_masks, vocabulary->order[rank]);
     for (unsigned most = kind; most <= PLAIN_CHARACTERS; most++)
@@ -243,15 +245,21 @@ static enum result build(struct grammar_vocabulary *vocabulary) {
     qsort_r(vocabulary->order, vocabulary->ranks, sizeof *vocabulary->order, compare_tokens, vocabulary);
     TRY(build_trie(vocabulary));
     vocabulary->characters = malloc(vocabulary->ranks + 1);
+    vocabulary->long_ranks = malloc((vocabulary->ranks + 1) * sizeof *vocabulary->long_ranks);
     vocabulary->heights = calloc(vocabulary->nodes + 1, 1);
     vocabulary->special = calloc(node_words(vocabulary), sizeof(uint64_t));
     vocabulary->irregular = calloc(node_words(vocabulary), sizeof(uint64_t));
     vocabulary->plain_masks =
         calloc((PLAIN_CHARACTERS + 1) * vocabulary_words(vocabulary) + 1, sizeof(uint64_t));
-    if (!vocabulary->characters || !vocabulary->heights || !vocabulary->special || !vocabulary->irregular ||
-        !vocabulary->plain_masks)
+    if (!vocabulary->characters || !vocabulary->long_ranks || !vocabulary->heights || !vocabulary->special ||
+        !vocabulary->irregular || !vocabulary->plain_masks)
         return out_of_memory();
     sort_plain_tokens(vocabulary);
+    uint32_t *fitted =
+        realloc(vocabulary->long_ranks, (vocabulary->long_count + 1) * sizeof *vocabulary->long_ranks);
+    if (!fitted)
+        return out_of_memory();
+    vocabulary->long_ranks = fitted;
     measure_runs(vocabulary);
     return OK;
 }
@@ -287,6 +295,7 @@ void grammar_vocabulary_free(struct grammar_vocabulary *vocabulary) {
     free(vocabulary->text);
     free(vocabulary->offsets);
     free(vocabulary->characters);
+    free(vocabulary->long_ranks);
     free(vocabulary->heights);
     free(vocabulary->special);
     free(vocabulary->irregular);
@@ -301,6 +310,7 @@ uint32_t grammar_vocabulary_count(const struct grammar_vocabulary *vocabulary) {
 size_t grammar_vocabulary_bytes(const struct grammar_vocabulary *vocabulary) {
     return sizeof *vocabulary + (vocabulary->nodes + 1) * sizeof *vocabulary->trie +
            (2 * (size_t)vocabulary->count + 2) * sizeof(uint32_t) + vocabulary->offsets[vocabulary->count] +
-           vocabulary->ranks + vocabulary->nodes + 2 * node_words(vocabulary) * sizeof(uint64_t) +
+           vocabulary->long_count * sizeof(uint32_t) + vocabulary->ranks + vocabulary->nodes +
+           2 * node_words(vocabulary) * sizeof(uint64_t) +
            (PLAIN_CHARACTERS + 1) * vocabulary_words(vocabulary) * sizeof(uint64_t);
 }

@@ -52,7 +52,9 @@ struct grammar_vocabulary {
     uint64_t *special; /* bits: nodes that lead to tokens that are not plain */
     uint64_t *irregular; /* bits: nodes that lead to tokens that are not plain, or long */
     uint64_t
-        *plain_masks; /* of all plain tokens, of those of at most 1, 2, ... PLAIN_CHARACTERS characters */
+        *plain_masks;     /* of all plain tokens, of those of at most 1, 2, ... PLAIN_CHARACTERS characters */
+    uint32_t *long_ranks; /* ascending */
+    uint32_t long_count;
     uint32_t runs[RUN_KINDS];
 };
 
