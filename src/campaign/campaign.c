@@ -58,8 +58,8 @@ const char *campaign_folder(const struct campaign *campaign) {
     return campaign->folder;
 }
 
-enum result campaign_done(
-    const struct campaign *campaign, const char *phase, int64_t total, uint8_t *done, int64_t *count) {
+enum result campaign_done(const struct campaign *campaign, const char *phase, int64_t total, uint8_t *done,
+    int64_t *count, int64_t *generated_tokens) {
     char requests[HASH_DIGITS + 1];
     struct outcome_counts counts;
     TRY(requests_identity_of(campaign->folder, requests));
@@ -67,6 +67,8 @@ enum result campaign_done(
     for (int64_t i = 0; i < total; i++)
         done[i] = done[i] != OUTCOME_NONE;
     *count = counts.done + counts.failed;
+    if (generated_tokens)
+        *generated_tokens = counts.generated_tokens;
     return OK;
 }
 

@@ -52,9 +52,9 @@ MUST_CHECK enum result campaign_sweep(
     struct campaign *campaign, const char *phase, const char *identity, bool restart);
 
 /* Which requests (for "vision": images) have a complete record below `phase`: done [total], by index; *count of
- * them. Reads the parts' index datasets. */
-MUST_CHECK enum result campaign_done(
-    const struct campaign *campaign, const char *phase, int64_t total, uint8_t *done, int64_t *count);
+ * them, and (unless NULL) the tokens that were generated for these. Reads the parts' index datasets. */
+MUST_CHECK enum result campaign_done(const struct campaign *campaign, const char *phase, int64_t total,
+    uint8_t *done, int64_t *count, int64_t *generated_tokens);
 
 /* Writes progress.json (atomic rename; failure is only logged). */
 struct progress {

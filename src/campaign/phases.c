@@ -16,12 +16,12 @@
 #include "campaign/launch.h"
 #include "campaign/metrics.h"
 #include "campaign/phase_cache.h"
+#include "campaign/phase_plan.h"
 #include "campaign/phase_start.h"
 #include "campaign/phase_times.h"
 #include "campaign/progress.h"
 #include "campaign/requests.h"
 #include "campaign/results.h"
-#include "campaign/share.h"
 #include "campaign/states.h"
 #include "campaign/walltime.h"
 #include "cluster/collectives.h"
@@ -67,8 +67,8 @@ struct phase {
     struct vector lists;                                  /* memory of the next four */
     uint8_t *has_result, *has_state, *lacks_image, *todo; /* [total] */
     int64_t total, done_before, todo_count, without_state, without_image;
-    int64_t *share; /* indices of this rank's requests */
-    int64_t share_count, next;
+    int64_t answered, generated_tokens; /* by earlier launches: the first rank's count */
+    struct phase_plan plan;
     int64_t lost_states;                /* of this rank: found damaged when they were read */
     double results_since, states_since; /* when the oldest pending record came; 0: none is pending */
     double end;                         /* of the allocation, in Unix seconds; 0: none is known */
@@ -83,9 +83,8 @@ struct phase {
 
 static enum result source_next(void *context, struct engine_work *work) {
     struct phase *phase = context;
-    while (phase->next < phase->share_count) {
-        int64_t index = phase->share[phase->next++];
-        *work = (struct engine_work){.index = index};
+    for (phase_plan_next(&phase->plan, work); work->index >= 0; phase_plan_next(&phase->plan, work)) {
+        int64_t index = work->index;
         if (phase->states && states_has(phase->states, index)) {
             enum result status = states_read(phase->states, index, &work->state);
             if (status == ERROR_INPUT && phase->kind == ENGINE_RUN) {
@@ -103,19 +102,17 @@ static enum result source_next(void *context, struct engine_work *work) {
         }
         return requests_read(phase->requests, index, &work->request);
     }
-    *work = (struct engine_work){.index = -1};
     return OK;
 }
 
 static int64_t source_left(void *context) {
     const struct phase *phase = context;
-    return phase->share_count - phase->next;
+    return phase_plan_left(&phase->plan);
 }
 
 static enum result source_balance(void *context, bool is_hungry, double busy, int64_t *moved) {
-    (void)context, (void)is_hungry, (void)busy;
-    *moved = 0;
-    return OK;
+    struct phase *phase = context;
+    return phase_plan_balance(&phase->plan, is_hungry, busy, moved);
 }
 
 /* Whether as many positions have the image token's id as the images have tokens. */
@@ -210,6 +207,7 @@ static enum result sink_step_end(void *context, const struct engine_counts *worl
         TRY(flush_states(phase));
     if (phase->launch.ranks.rank == 0)
         progress_update(&phase->progress, world);
+    phase_plan_step(&phase->plan, world);
     metrics_step(phase->metrics, world);
     return OK;
 }
@@ -278,8 +276,9 @@ static enum result sweep(struct phase *phase) {
 
 static enum result read_done(struct phase *phase) {
     int64_t count;
-    TRY(campaign_done(phase->campaign, "results", phase->total, phase->has_result, &count));
-    return campaign_done(phase->campaign, "prefill", phase->total, phase->has_state, &count);
+    TRY(campaign_done(phase->campaign, "results", phase->total, phase->has_result, &phase->answered,
+        &phase->generated_tokens));
+    return campaign_done(phase->campaign, "prefill", phase->total, phase->has_state, &count, NULL);
 }
 
 static enum result allocate_lists(struct phase *phase) {
@@ -327,13 +326,6 @@ static void choose_requests(struct phase *phase) {
     }
 }
 
-static enum result take_share(struct phase *phase) {
-    const int32_t *lengths;
-    TRY(requests_lengths(phase->requests, &lengths));
-    return share_requests(phase->todo, lengths, phase->total, phase->launch.ranks.rank,
-        phase->launch.ranks.count, &phase->share, &phase->share_count);
-}
-
 static enum result find_work(struct phase *phase) {
     struct group *world = phase->launch.ranks.world;
     TRY(agree(phase, is_first(phase) ? sweep(phase) : OK));
@@ -349,7 +341,7 @@ static enum result find_work(struct phase *phase) {
             world, "start: requests without embeddings", 0, phase->lacks_image, (size_t)phase->total));
     }
     choose_requests(phase);
-    return agree(phase, take_share(phase));
+    return OK;
 }
 
 /* ---- writers ---- */
@@ -451,6 +443,25 @@ static enum result find_end(struct phase *phase) {
     return OK;
 }
 
+static enum result make_plan(struct phase *phase) {
+    const struct phase_work work = {
+        .kind = phase->kind,
+        .requests = phase->requests,
+        .todo = phase->todo,
+        .has_state = phase->has_state,
+        .todo_count = phase->todo_count,
+        .answered = phase->answered,
+        .generated_tokens = phase->generated_tokens,
+        .cache = &phase->cache,
+        .model = phase->launch.model,
+        .replay = {.tail = phase->options->all_layers
+                               ? 0
+                               : checkpoint_config(phase->launch.checkpoint)->sliding_window,
+            .bounded = phase->options->cache.bounded},
+    };
+    return phase_plan_make(&phase->plan, &phase->launch.ranks, &work);
+}
+
 static enum result run_engine(struct phase *phase, struct engine_counts *world) {
     const struct engine_options engine = {
         .phase = phase->kind,
@@ -521,6 +532,7 @@ static enum result do_phase(struct phase *phase) {
     TRY(create_model(phase));
     TRY(agree(
         phase, phase_cache_open(&phase->options->cache, &phase->launch, IDENTITY_VERSION, &phase->cache)));
+    TRY(make_plan(phase));
     TRY(agree(phase, open_files(phase)));
     TRY(agree(phase, phase_times_begin(&phase->times, &phase->launch.ranks, o->trace)));
     if (is_first(phase))
@@ -554,7 +566,7 @@ static void free_phase(struct phase *phase) {
     buffer_free(&phase->settings);
     free(phase->model_folder);
     vector_free(&phase->lists);
-    free(phase->share);
+    phase_plan_free(&phase->plan);
 }
 
 static enum result run_phase(enum engine_phase kind, const struct phase_options *options) {

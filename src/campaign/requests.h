@@ -99,6 +99,21 @@ struct request_format {
 MUST_CHECK enum result requests_read_format(
     struct requests *requests, int64_t index, struct request_format *format);
 
+/* A prompt alone; cheaper than requests_read. Valid until the next call of this function. */
+struct request_prompt {
+    const int32_t *token_ids; /* [tokens] */
+    int32_t tokens;
+    const int64_t *images;    /* [image_count], in the order of their spans */
+    const int32_t *positions; /* [image_count]: where the spans begin */
+    int32_t image_count;
+};
+MUST_CHECK enum result requests_read_prompt(
+    struct requests *requests, int64_t index, struct request_prompt *prompt);
+
+/* How much each request may generate [count]: choices and tokens of each, for placement; owned by `requests`. */
+MUST_CHECK enum result requests_limits(
+    struct requests *requests, const int32_t **choices, const int32_t **max_tokens);
+
 /* The images that request `index` shows; valid until the next call. */
 MUST_CHECK enum result requests_read_images(
     struct requests *requests, int64_t index, const int64_t **images, size_t *count);

@@ -40,13 +40,14 @@ struct requests {
     char *model_folder, *fingerprint, *input_hash, *options;
     int64_t seed;
     struct reader requests, refused, images;
-    struct block block, heads, formats, errors, image, shown;
+    struct block block, heads, formats, prompts, errors, image, shown;
     struct text_piece *stops; /* [stop_capacity] of the format read last */
     size_t stop_capacity;
     struct table inputs;
     char **input_files; /* NUL-terminated, [input_file_count] */
     int32_t input_file_count;
     int32_t *lengths;                                   /* [records], read on demand */
+    int32_t *choices, *max_tokens;                      /* [records], read on demand */
     int32_t *image_tokens;                              /* [images], read on demand */
     char image_hash[HASH_DIGITS + 1], image_format[16]; /* of the image read last */
 };
@@ -344,6 +345,7 @@ enum result requests_open(const char *campaign_folder, struct requests **request
     TRY_GOTO(status, block_create(&made->block, &made->requests), done);
     TRY_GOTO(status, block_create(&made->heads, &made->requests), done);
     TRY_GOTO(status, block_create(&made->formats, &made->requests), done);
+    TRY_GOTO(status, block_create(&made->prompts, &made->requests), done);
     TRY_GOTO(status, block_create(&made->shown, &made->requests), done);
     TRY_GOTO(status, block_create(&made->errors, &made->refused), done);
     TRY_GOTO(status, open_images(made), done);
@@ -362,6 +364,7 @@ void requests_close(struct requests *requests) {
     block_free(&requests->block);
     block_free(&requests->heads);
     block_free(&requests->formats);
+    block_free(&requests->prompts);
     free(requests->stops);
     block_free(&requests->errors);
     block_free(&requests->image);
@@ -375,6 +378,8 @@ void requests_close(struct requests *requests) {
         free(requests->input_files[i]);
     free(requests->input_files);
     free(requests->lengths);
+    free(requests->choices);
+    free(requests->max_tokens);
     free(requests->image_tokens);
     free(requests->model_folder);
     free(requests->fingerprint);
@@ -674,6 +679,59 @@ enum result requests_read_format(struct requests *requests, int64_t index, struc
         .constraint_text = block_text(block, reader, REQUEST_CONSTRAINT_TEXT, (uint64_t)index),
         .stops = requests->stops,
         .stop_count = (int32_t)count};
+    return OK;
+}
+
+enum result requests_read_prompt(struct requests *requests, int64_t index, struct request_prompt *prompt) {
+    static const bool wanted[REQUEST_COLUMNS] = {[REQUEST_TOKEN_IDS] = true,
+        [REQUEST_TOKEN_OFFSETS] = true,
+        [REQUEST_IMAGES] = true,
+        [REQUEST_IMAGE_POSITIONS] = true,
+        [REQUEST_IMAGE_OFFSETS] = true};
+    const struct reader *reader = &requests->requests;
+    const struct block *block = &requests->prompts;
+    TRY(block_seek(reader, requests->path, &requests->prompts, wanted, REQUEST_TOKEN_OFFSETS, index));
+    size_t tokens, images;
+    uint64_t entry = (uint64_t)index;
+    *prompt =
+        (struct request_prompt){.token_ids = block_values(block, reader, REQUEST_TOKEN_IDS, entry, &tokens),
+            .images = block_values(block, reader, REQUEST_IMAGES, entry, &images),
+            .positions = block_values(block, reader, REQUEST_IMAGE_POSITIONS, entry, &images)};
+    if (tokens > INT32_MAX || images > INT32_MAX)
+        return fail(ERROR_INPUT, "%s: request %lld has %zu tokens and %zu images", requests->path,
+            (long long)index, tokens, images);
+    prompt->tokens = (int32_t)tokens;
+    prompt->image_count = (int32_t)images;
+    return OK;
+}
+
+/* A column of one number a record. */
+static enum result read_numbers(const struct requests *requests, int column, int32_t **numbers) {
+    const struct reader *reader = &requests->requests;
+    size_t count = (size_t)reader->records;
+    if (*numbers)
+        return OK;
+    int32_t *read = malloc(count * sizeof *read + 1);
+    if (!read)
+        return fail(ERROR_MEMORY, "%s: out of memory for %zu requests", requests->path, count);
+    enum result status = hdf5_read_rows(
+        reader->datasets[column], requests->path, &requests_columns[column], 0, 0, count, read);
+    for (size_t i = 0; i < count && status == OK; i++)
+        if (read[i] < 1)
+            status = fail(ERROR_INPUT, "%s: %s of request %zu is %d", requests->path,
+                requests_columns[column].name, i, read[i]);
+    if (status != OK)
+        free(read);
+    else
+        *numbers = read;
+    return status;
+}
+
+enum result requests_limits(struct requests *requests, const int32_t **choices, const int32_t **max_tokens) {
+    TRY(read_numbers(requests, REQUEST_CHOICES, &requests->choices));
+    TRY(read_numbers(requests, REQUEST_MAX_TOKENS, &requests->max_tokens));
+    *choices = requests->choices;
+    *max_tokens = requests->max_tokens;
     return OK;
 }
 

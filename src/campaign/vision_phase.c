@@ -79,7 +79,7 @@ static enum result allocate_lists(struct vision_phase *phase) {
 
 static enum result read_done(struct vision_phase *phase) {
     TRY(campaign_sweep(phase->campaign, "vision", phase->identity, phase->options->restart));
-    return campaign_done(phase->campaign, "vision", phase->total, phase->done, &phase->done_before);
+    return campaign_done(phase->campaign, "vision", phase->total, phase->done, &phase->done_before, NULL);
 }
 
 static enum result take_share(struct vision_phase *phase) {

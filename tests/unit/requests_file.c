@@ -59,6 +59,27 @@ static void assert_same_request(const struct request *found, int i) {
     assert_same_sampling(&found->sampling, &expected.sampling);
 }
 
+/* What a plan is made of. */
+static void check_prompts(struct requests *requests, int count) {
+    const int32_t *choices, *max_tokens;
+    struct request_prompt prompt;
+    assert_ok(requests_limits(requests, &choices, &max_tokens));
+    for (int i = 0; i < count; i += 1 + i % 5) {
+        struct request expected = test_request(i);
+        assert_int_equal(choices[i], expected.sampling.choices);
+        assert_int_equal(max_tokens[i], expected.sampling.max_tokens);
+        assert_ok(requests_read_prompt(requests, i, &prompt));
+        assert_int_equal(prompt.tokens, expected.token_count);
+        assert_memory_equal(prompt.token_ids, expected.token_ids, (size_t)expected.token_count * 4);
+        assert_int_equal(prompt.image_count, expected.image_count);
+        for (int32_t k = 0; k < expected.image_count; k++) {
+            assert_int_equal(prompt.images[k], expected.images[k].image);
+            assert_int_equal(prompt.positions[k], expected.images[k].position);
+        }
+    }
+    assert_int_not_equal(requests_read_prompt(requests, count, &prompt), OK);
+}
+
 /* Every field comes back, read in order, backwards, with jumps, and many held at once. */
 static void round_trip(void **state) {
     (void)state;
@@ -100,6 +121,7 @@ static void round_trip(void **state) {
         assert_int_equal(head.top_logprobs, expected.sampling.top_logprobs);
         assert_int_equal(head.image_tokens, expected.image_tokens);
     }
+    check_prompts(requests, COUNT);
     for (int i = 8; i >= 0; i--) {
         struct request_error error;
         assert_ok(requests_read_error(requests, i, &error));

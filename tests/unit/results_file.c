@@ -133,11 +133,11 @@ static void what_is_done(void **state) {
     make_results(folder, 1, 3, 5); /* 3 and 4 a second time */
     struct campaign *campaign;
     assert_ok(campaign_open(folder, CAMPAIGN_READ, false, &campaign));
-    assert_ok(campaign_done(campaign, "results", 20, done, &count));
+    assert_ok(campaign_done(campaign, "results", 20, done, &count, NULL));
     assert_int_equal(count, 8);
     for (int i = 0; i < 20; i++)
         assert_int_equal(done[i], i < 8);
-    assert_ok(campaign_done(campaign, "prefill", 20, done, &count));
+    assert_ok(campaign_done(campaign, "prefill", 20, done, &count, NULL));
     assert_int_equal(count, 0);
     campaign_close(campaign);
     remove_folder(folder);

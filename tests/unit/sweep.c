@@ -153,7 +153,7 @@ static void foreign_part(void **state) {
     struct campaign *campaign = open_campaign(folder);
     uint8_t done[10];
     int64_t count;
-    assert_ok(campaign_done(campaign, "results", 10, done, &count));
+    assert_ok(campaign_done(campaign, "results", 10, done, &count, NULL));
     assert_int_equal(count, 3);
     assert_ok(campaign_sweep(campaign, "results", IDENTITY, false));
     assert_int_equal(access(path, F_OK), -1);
