@@ -10,8 +10,8 @@
 set -euo pipefail
 
 build_packages=(build-essential cmake ninja-build pkg-config libopenmpi-dev openmpi-bin libhdf5-dev libhwloc-dev
-    libxxhash-dev libpng-dev libjpeg62-turbo-dev libwebp-dev libgif-dev liblmdb-dev)
-test_packages=(libcmocka-dev python3 python3-numpy python3-h5py hdf5-tools clang clang-format clang-tidy
+    libxxhash-dev libpng-dev libjpeg62-turbo-dev libwebp-dev libgif-dev liblmdb-dev libssl-dev)
+test_packages=(libcmocka-dev python3 python3-numpy python3-h5py python3-jsonschema hdf5-tools clang clang-format clang-tidy
     libclang-rt-14-dev libomp-14-dev llvm cppcheck shellcheck valgrind lmod tcl man-db groff-base slurm-wlm munge)
 
 case "${1-}" in
