@@ -192,10 +192,9 @@ static enum result pack_draws(
     struct adjustments all = {0};
     *packed = (struct packed_draws){.adjustments = sizeof(struct sample_row) * (size_t)count};
     packed->data = malloc(packed->adjustments);
-    enum result status =
-        packed->data ? OK : fail(ERROR_MEMORY, "out of memory for sampling %d tokens", count);
-    if (status == OK)
-        status = pack_rows(draws, count, &all, (struct sample_row *)packed->data);
+    if (!packed->data)
+        return fail(ERROR_MEMORY, "out of memory for sampling %d tokens", count);
+    enum result status = pack_rows(draws, count, &all, (struct sample_row *)packed->data);
     if (status == OK)
         status = pack_lists(draws, count, &all, vocab_size, packed);
     free(all.items);

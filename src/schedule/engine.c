@@ -352,14 +352,13 @@ static struct constraint *constraint_of(const struct engine_step *step, int32_t 
 /* Finds out, while a device computes the step, which tokens may come of it: the choices of a request are all held or none. */
 static void make_masks(const struct engine *engine) {
     const struct engine_step *step = engine->step;
-    const int32_t threads = model_options(engine->options->model)->kernels->threads;
     bool is_held = false;
     for (int32_t i = 0; i < step->span_count && !is_held; i++)
         is_held = constraint_of(step, i, 0) != NULL;
     if (!is_held)
         return;
     enum work_part before = stopwatch_switch(WORK_SAMPLING);
-#pragma omp parallel for num_threads(threads) schedule(dynamic)
+#pragma omp parallel for num_threads(model_options(engine->options->model)->kernels->threads) schedule(dynamic)
     for (int32_t i = 0; i < step->span_count; i++)
         for (int32_t k = 0; constraint_of(step, i, k); k++)
             constraint_make_mask(constraint_of(step, i, k));
