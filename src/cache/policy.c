@@ -26,8 +26,8 @@ static double expected_saving(const struct policy *policy, const struct policy_f
     double cost = facts->cost_seconds > POLICY_LEAST_COST ? (double)facts->cost_seconds : POLICY_LEAST_COST;
     double density = cost / (double)facts->bytes / (1 + facts->first_token / POLICY_DEPTH);
     double uses = (double)(facts->uses + 1) * keep / (since(facts->created, now) + keep);
-    double left = 1 - since(facts->last_used, now) / keep;
-    return density * (1 - exp(-uses)) * (left > 0 ? left : 0);
+    double nearness = POLICY_IDLE / (POLICY_IDLE + since(facts->last_used, now));
+    return density * (1 - exp(-uses)) * nearness;
 }
 
 double policy_worth(const struct policy *policy, const struct policy_facts *facts, double now) {

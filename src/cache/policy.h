@@ -35,18 +35,20 @@ bool policy_expired(const struct policy *policy, const struct policy_facts *fact
  * CACHE_EVICT_LEAST_RECENT: the time of the last use. CACHE_EVICT_OLDEST: the time of the put.
  * CACHE_EVICT_LEAST_VALUE: the seconds that a byte is expected to save,
  *
- *     cost / bytes / (1 + first_token / DEPTH) x (1 - exp(-(uses + 1) x K / (age + K))) x (1 - idle / K)
+ *     cost / bytes / (1 + first_token / DEPTH) x (1 - exp(-(uses + 1) x K / (age + K))) x IDLE / (IDLE + idle)
  *
  * with K the keep time of its traffic, age = now - created and idle = now - last_used (both at least 0). The second factor
  * is the chance of a use within K if uses come at random at the rate seen so far; the +1 and +K are a prior of one use a
- * keep time, so that a new entry is not judged by its first seconds. The third is the share of the keep time that is left:
- * families of prompts end, and an entry that idles belongs to an ended one ever more likely. The division by depth keeps
- * later blocks of a prompt, which cost somewhat more, from being worth more than the earlier ones without which they are
- * of no use; it does as long as a block's cost doubles no faster than every DEPTH tokens.
+ * keep time, so that a new entry is not judged by its first seconds. The third is the chance that the next use is near: rests
+ * between uses have a heavy tail, and one that ends after t with the chance 1 - (1 + t / IDLE)^-a (Lomax) ends at a rate that
+ * falls as 1 / (IDLE + t) while it lasts, whatever a is (bench-retention compares this with the least recent use). The
+ * division by depth keeps later blocks of a prompt, which cost somewhat more, from being worth more than the earlier ones
+ * without which they are of no use; it does as long as a block's cost doubles no faster than every DEPTH tokens.
  * A cost that is not a positive number counts as POLICY_LEAST_COST. */
 double policy_worth(const struct policy *policy, const struct policy_facts *facts, double now);
 
 #define POLICY_DEPTH 16384.0
+#define POLICY_IDLE 3600.0 /* seconds */
 #define POLICY_LEAST_COST 1e-9
 
 /* True when an entry of worth `a` that begins at `first_a` goes before another: the lesser worth, and of equal ones the
