@@ -6,6 +6,7 @@
 #include <errno.h>    /* errno */
 #include <fcntl.h>    /* open, fcntl */
 #include <math.h>     /* isfinite */
+#include <stdio.h>    /* rename, snprintf */
 #include <stdlib.h>   /* free */
 #include <string.h>   /* memcpy, strdup */
 #include <sys/stat.h> /* fstat */
@@ -19,7 +20,11 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "numbers are written a
 static const char file_magic[8] = {'N', 'O', 'C', 'T', 'S', 'E', 'G', '\n'};
 static const char record_magic[4] = {'N', 'R', 'E', 'C'};
 
-enum { HEADER_SUM_AT = 504, RECORD_SUM_AT = 56 };
+enum {
+    HEADER_SUM_AT = 504,
+    RECORD_SUM_AT = 56,
+    SETTLED_SECONDS = 3600, /* without locks: a file not written for so long has no writer any more */
+};
 
 /* ---- bytes ---- */
 
@@ -261,16 +266,20 @@ static int lock(int fd, short type, int command, struct flock *what) {
 /* A record lock of the open file, which the kernel releases when the process ends, however it does. */
 static void lock_for_writing(int fd) {
     struct flock what;
-    (void)lock(
-        fd, F_WRLCK, F_OFD_SETLK, &what); /* where there are no locks, upkeep leaves files alone: see below */
+    (void)lock(fd, F_WRLCK, F_OFD_SETLK, &what); /* where there are none, times must do: segment_is_written */
 }
 
 bool segment_is_written(const char *path) {
     struct flock what;
+    struct stat found;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
         return errno != ENOENT;
-    bool written = lock(fd, F_RDLCK, F_OFD_GETLK, &what) != 0 || what.l_type != F_UNLCK;
+    bool written;
+    if (lock(fd, F_RDLCK, F_OFD_GETLK, &what) == 0)
+        written = what.l_type != F_UNLCK;
+    else
+        written = fstat(fd, &found) != 0 || wall_clock() - (double)found.st_mtime < SETTLED_SECONDS;
     close(fd);
     return written;
 }
@@ -295,29 +304,46 @@ static enum result write_fully(const char *path, int fd, struct iovec *vectors, 
     return OK;
 }
 
+static enum result create_named(const char *path, const char *unfinished, const struct segment_header *header,
+    struct segment_writer *writer) {
+    uint8_t bytes[SEGMENT_HEADER_BYTES];
+    struct iovec vector = {bytes, sizeof bytes};
+    segment_header_pack(header, bytes);
+    writer->fd = open(unfinished, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (writer->fd < 0)
+        return fail_errno(ERROR_IO, "%s", unfinished);
+    lock_for_writing(writer->fd);
+    TRY(write_fully(unfinished, writer->fd, &vector, 1, 0));
+    return rename(unfinished, path) ? fail_errno(ERROR_IO, "%s", path) : OK;
+}
+
 enum result segment_create(
     const char *path, const struct segment_header *header, struct segment_writer *writer) {
-    uint8_t bytes[SEGMENT_HEADER_BYTES];
-    enum result status = OK;
+    size_t stem = strlen(path) - strlen(SEGMENT_SUFFIX), room = stem + sizeof SEGMENT_UNFINISHED;
+    char *unfinished = malloc(room);
     *writer = (struct segment_writer){
-        .fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666), .end = SEGMENT_HEADER_BYTES};
-    if (writer->fd < 0)
-        return fail_errno(ERROR_IO, "%s", path);
-    lock_for_writing(writer->fd);
-    writer->header = *header;
-    writer->path = strdup(path);
-    if (!writer->path)
+        .fd = -1, .end = SEGMENT_HEADER_BYTES, .header = *header, .path = strdup(path)};
+    enum result status = OK;
+    errno = 0;
+    if (!writer->path || !unfinished)
         status = fail(ERROR_MEMORY, "%s: no memory for its name", path);
-    segment_header_pack(header, bytes);
-    struct iovec vector = {bytes, sizeof bytes};
-    if (status == OK)
-        status = write_fully(path, writer->fd, &vector, 1, 0);
-    if (status != OK) {
-        int error = errno;
-        unlink(path);
-        segment_writer_close(writer);
-        errno = error;
+    else if (access(path, F_OK) == 0) {
+        errno = EEXIST;
+        status = fail_errno(ERROR_IO, "%s", path);
+    } else {
+        snprintf(unfinished, room, "%.*s" SEGMENT_UNFINISHED, (int)stem, path);
+        status = create_named(path, unfinished, header, writer);
+        if (status != OK) {
+            int error = errno;
+            unlink(unfinished);
+            errno = error;
+        }
     }
+    int error = errno;
+    free(unfinished);
+    if (status != OK)
+        segment_writer_close(writer);
+    errno = error;
     return status;
 }
 

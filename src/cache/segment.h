@@ -27,6 +27,7 @@
 enum { SEGMENT_VERSION = 1, SEGMENT_HEADER_BYTES = 512, SEGMENT_RECORD_BYTES = 64 };
 #define SEGMENT_MOST_PAYLOAD INT32_MAX
 #define SEGMENT_SUFFIX ".segment"
+#define SEGMENT_UNFINISHED ".segment.new" /* until it is locked and has its header */
 
 struct segment_header {
     struct cache_key space;
@@ -88,8 +89,8 @@ struct segment_writer {
     struct segment_header header;
 };
 
-/* Makes the file, locks it and writes its header. ERROR_IO: nothing is left behind; errno is EEXIST when the name is
- * taken. */
+/* Makes the file, locks it, writes its header and gives it its name, which ends with SEGMENT_SUFFIX and which nobody else makes at
+ * the same time. ERROR_IO: nothing is left behind; errno is EEXIST when the name is taken. */
 MUST_CHECK enum result segment_create(
     const char *path, const struct segment_header *header, struct segment_writer *writer);
 /* Appends records and waits until they are down; offset of record i = the writer's end before + i strides. ERROR_IO: none of
@@ -98,7 +99,8 @@ MUST_CHECK enum result segment_append(struct segment_writer *writer, const struc
     uint8_t *const *payloads, int32_t count);
 void segment_writer_close(struct segment_writer *writer); /* also when none is open */
 
-/* True when a living process may still append to the file, or when locks cannot tell. */
+/* True when a living process may still append to the file. Where the file system has no locks: when it was written within the
+ * last hour. */
 bool segment_is_written(const char *path);
 
 #endif
