@@ -284,16 +284,16 @@ void sequence_release_waiting(struct model *model, struct sequence *sequence) {
     sequence->waiting = sequence->waiting_capacity = 0;
 }
 
-/* Shares all blocks of `from` but the last, which is copied when `partly` filled: both sequences will write into it. */
-static enum result list_fork(
-    struct model *model, const struct block_list *from, bool partly, struct block_list *to) {
+/* Shares the blocks of `from` that hold only rows before row `written`, and copies the others: both sequences will write into them. */
+static enum result list_fork(struct model *model, const struct block_list *from, int32_t rows_per_block,
+    int32_t written, struct block_list *to) {
     to->blocks = malloc(sizeof *to->blocks * (size_t)(from->count + 1));
     if (!to->blocks)
         return fail(ERROR_MEMORY, "out of memory for a block table");
     to->capacity = from->count + 1;
     to->first = from->first;
     for (int32_t i = 0; i < from->count; i++) {
-        if (partly && i == from->count - 1) {
+        if ((from->first + i + 1) * rows_per_block > written) {
             TRY(block_acquire(model->pool, &to->blocks[i]));
             uint8_t *base = model->pool->base;
             int64_t bytes = model->pool->block_bytes;
@@ -313,13 +313,14 @@ MUST_CHECK enum result sequence_fork(
     const struct model_config *c = model->config;
     const int32_t filled = /* global rows; while cached tokens are replayed there are more than tokens run */
         original->length > original->write_floor ? original->length : original->write_floor;
+    /* The end of a prompt writes window rows of the layers above the last kv source for all of its tail, held tokens included. */
+    const int32_t settled = original->length - original->waiting;
     enum result status = OK;
     struct sequence *new = NULL;
     TRY(sequence_create(model, &new));
-    TRY_GOTO(status, list_fork(model, &original->global, filled % model->kv.global_tokens != 0, &new->global),
-        done);
-    TRY_GOTO(status,
-        list_fork(model, &original->window, original->length % WINDOW_BLOCK_ROWS != 0, &new->window), done);
+    TRY_GOTO(
+        status, list_fork(model, &original->global, model->kv.global_tokens, filled, &new->global), done);
+    TRY_GOTO(status, list_fork(model, &original->window, WINDOW_BLOCK_ROWS, settled, &new->window), done);
     new->length = original->length;
     new->write_floor = original->write_floor;
     new->lower_begin = original->lower_begin;

@@ -17,7 +17,7 @@ struct sequence;
 
 /* An empty sequence. */
 MUST_CHECK enum result sequence_create(struct model *model, struct sequence **sequence);
-/* A copy at the present token: full blocks are shared, the partly filled ones copied. */
+/* A copy at the present token: blocks that neither will write into any more are shared, the others copied. */
 MUST_CHECK enum result sequence_fork(
     struct model *model, const struct sequence *original, struct sequence **copy);
 void sequence_free(struct model *model, struct sequence *sequence); /* NULL is allowed */

@@ -213,6 +213,60 @@ static void check_replay(struct session *s, int32_t tail, const char *kind) {
     free(packed);
 }
 
+/* ---- prompts that share a beginning ---- */
+
+/* Copies of an unfinished prompt end after different numbers of tokens, one after the other, and then decode: the tail of each reaches back
+ * into what they share. */
+static void check_shared_beginning(struct session *s) {
+    enum { ENDS = 3 };
+    const int32_t tail = s->config->sliding_window, begin = s->tokens / 2 - 5, whole = s->tokens;
+    const int32_t more[ENDS] = {1, tail / 2 + 1, tail + 3};
+    struct outcome want[ENDS];
+    struct sequence *beginning = NULL, *copies[ENDS];
+    for (int i = 0; i < ENDS; i++) {
+        struct sequence *alone = NULL;
+        s->tokens = begin + more[i];
+        REQUIRE(sequence_create(s->model, &alone));
+        want[i] = finish(s, alone, 0, STEP_TOKENS, tail);
+    }
+    REQUIRE(sequence_create(s->model, &beginning));
+    for (int32_t at = 0; at < begin; at += STEP_TOKENS) {
+        struct span span = {.sequence = beginning,
+            .ids = s->ids + at,
+            .count = begin - at < STEP_TOKENS ? begin - at : STEP_TOKENS,
+            .tail = tail};
+        REQUIRE(model_step(s->model, &span, 1, NULL));
+    }
+    float *logits[ENDS];
+    for (int i = 0; i < ENDS; i++) {
+        logits[i] = malloc(logits_bytes(s));
+        REQUIRE(sequence_fork(s->model, beginning, &copies[i]));
+        struct span span = {.sequence = copies[i],
+            .ids = s->ids + begin,
+            .count = more[i],
+            .tail = tail,
+            .last = true,
+            .logits = 1};
+        REQUIRE(model_step(s->model, &span, 1, logits[i]));
+    }
+    sequence_free(s->model, beginning);
+    int wrong = 0;
+    for (int i = 0; i < ENDS; i++) {
+        for (int32_t step = 0; step < DECODED; step++) {
+            float *at = logits[i] + (int64_t)step * s->config->vocab_size;
+            int32_t token = best(s, at);
+            struct span span = {.sequence = copies[i], .ids = &token, .count = 1, .logits = 1};
+            REQUIRE(model_step(s->model, &span, 1, at + s->config->vocab_size));
+        }
+        wrong += memcmp(want[i].logits, logits[i], logits_bytes(s)) != 0;
+        sequence_free(s->model, copies[i]);
+        free_outcome(&want[i]);
+        free(logits[i]);
+    }
+    s->tokens = whole;
+    check(s, wrong == 0, "copies of a shared beginning end apart, bit for bit", "tail");
+}
+
 /* ---- the program ---- */
 
 static uint64_t random_next(uint64_t *state) {
@@ -269,6 +323,7 @@ int main(int argc, char **argv) {
     REQUIRE(model_create(s.checkpoint, &model, &s.model));
     check_replay(&s, s.config->sliding_window, "tail");
     check_replay(&s, 0, "all layers");
+    check_shared_beginning(&s);
     s.tokens--; /* of the other parity */
     check_replay(&s, s.config->sliding_window, "tail, one token less");
     model_free(s.model);
