@@ -362,11 +362,12 @@ enum result automaton_row(struct grammar *grammar, uint32_t number, uint32_t *ro
             if (!(all[i].state & TOKEN_FLAG))
                 partition =
                     expression_meet(expressions, partition, expression_partition(expressions, all[i].state));
-        (void)expression_classes(expressions, partition, &classes);
+        const uint8_t *class_of = expression_classes(expressions, partition, &classes);
         TRY(expressions_check(expressions));
         TRY(array_grow(&automaton->rows, sizeof(uint32_t), classes));
         memset((uint32_t *)automaton->rows.data + automaton->rows.count, 0xFF, classes * sizeof(uint32_t));
         set->partition = partition;
+        set->class_of = class_of;
         set->row = (uint32_t)automaton->rows.count + 1;
         automaton->rows.count += classes;
     }
@@ -378,7 +379,7 @@ enum result automaton_step(struct grammar *grammar, uint32_t number, unsigned ch
     struct automaton *automaton = grammar->automaton;
     uint32_t row = 0;
     TRY(automaton_row(grammar, number, &row));
-    row += expression_classes(grammar->expressions, set_at(automaton, number)->partition, NULL)[byte];
+    row += set_at(automaton, number)->class_of[byte];
     *next = ((uint32_t *)automaton->rows.data)[row];
     if (*next != UNKNOWN_SET)
         return OK;
@@ -516,6 +517,8 @@ enum result automaton_create(struct grammar *grammar, const struct grammar_vocab
 }
 
 enum result automaton_collect(struct grammar *grammar) {
-    grammar->automaton->limit = grammar->automaton->limit > GROWN_LIMIT + CALLS_BETWEEN_COLLECTIONS ? GROWN_LIMIT : grammar->automaton->limit;
+    grammar->automaton->limit = grammar->automaton->limit > GROWN_LIMIT + CALLS_BETWEEN_COLLECTIONS
+                                    ? GROWN_LIMIT
+                                    : grammar->automaton->limit;
     return OK;
 }

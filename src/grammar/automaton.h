@@ -25,18 +25,20 @@ struct configuration {
     uint32_t frame;
 };
 
-/* How many characters of plain text (vocabulary.h) can follow whatever they are. */
-enum { PLAIN_UNKNOWN = 0, PLAIN_ENDLESS = PLAIN_CHARACTERS + 2 };
+/* How many characters of a kind of text (vocabulary.h) can follow, whichever they are: so many + 1, or one of these.
+ * For each kind known twice: for texts from their start, and for what goes on with one. */
+enum { FREE_UNKNOWN = 0, FREE_ENDLESS = TEXT_CHARACTERS + 2, FREE_CASES = 2 * TEXT_KINDS };
 
 struct set {
     uint32_t first, count, next; /* configurations */
     uint32_t row;                /* place in `rows` of the successors by class of bytes, + 1; 0: none yet */
     uint32_t partition;          /* of the bytes, when there is a row */
+    const uint8_t *class_of;     /* of each byte, when there is a row */
     uint32_t masked;             /* the set that allows the same tokens; 0: not known yet */
     uint32_t kept;               /* number of the kept mask + 1; 0: none */
     bool accepting;
-    bool plain_to_the_end; /* behind so many plain characters no plain one can follow */
-    uint8_t plain;         /* PLAIN_UNKNOWN, characters + 1, or PLAIN_ENDLESS */
+    uint8_t free[FREE_CASES];
+    uint8_t to_the_end; /* bit of a case: behind so many characters none of the kind can follow */
 };
 
 struct array {
@@ -51,7 +53,7 @@ struct work {
 /* A mask as the tokens in which it differs from a ready one. */
 struct kept_mask {
     uint32_t set;  /* DEAD_SET: a free place */
-    uint32_t base; /* 0: no tokens; WRITTEN_OUT: `gaps` is the mask; else vocabulary_plain_mask(base - 1) */
+    uint32_t base; /* 0: no tokens; WRITTEN_OUT: `gaps` is the mask; else vocabulary_mask(base - 1) */
     uint32_t newer, older;
     uint32_t differences;
     uint16_t *gaps; /* between those tokens; GAP_GOES_ON: so many, and the next one is added */

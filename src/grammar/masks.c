@@ -1,12 +1,12 @@
 /* The tokens that may follow a set: one walk over the tokens' trie, without the parts of it that are known to be
- * allowed. Where every plain text (vocabulary.h) may follow, a node's plain tokens are taken from what the
+ * allowed. Where every text of a kind (vocabulary.h) may follow, a node's tokens of the kind are taken from what the
  * vocabulary has ready, and only the others below it are walked. */
 #include "grammar/automaton.h"
 
 #include <stdlib.h> /* calloc, malloc, free */
 #include <string.h> /* memcpy, memset */
 
-enum { RANGES = 256, GAP_GOES_ON = 0xFFFF, FILTER_FROM = 48, PLAIN_STATES_LIMIT = 1024 };
+enum { RANGES = 256, GAP_GOES_ON = 0xFFFF, FILTER_FROM = 48, PLACES_LIMIT = 1024 };
 static const uint32_t WRITTEN_OUT = UINT32_MAX; /* a kept mask without a base */
 /* Of kept masks of one grammar; the least recently used goes first. */
 static const size_t MASKS_BYTES_LIMIT = (size_t)256 << 10;
@@ -19,81 +19,82 @@ static void set_bit(uint64_t *bits, uint32_t bit) {
     bits[bit >> 6] |= (uint64_t)1 << (bit & 63);
 }
 
-/* ---- how much plain text can follow ---- */
+/* ---- how much text of a kind can follow ---- */
 
-/* A set within plain text, and where in a character; `level`: whole characters before it. */
-struct plain_place {
+/* A set within text, and the text's state; `level`: whole characters before it. */
+struct text_place {
     uint32_t set;
     uint8_t state, level;
 };
 
-/* A search in breadth over plain text. */
-struct plain_search {
-    struct plain_place places[PLAIN_STATES_LIMIT];
-    uint16_t table[2 * PLAIN_STATES_LIMIT]; /* hash table of places, + 1 */
+/* A search in breadth over the texts of a kind. */
+struct text_search {
+    const struct text_class *text;
+    struct text_place places[PLACES_LIMIT];
+    uint16_t table[2 * PLACES_LIMIT]; /* hash table of places, + 1 */
     uint32_t count;
     bool met_again; /* a place was reached by texts of different lengths */
     bool full, lives, dies;
 };
 
-static void add_place(struct plain_search *search, uint32_t set, unsigned state, unsigned level) {
-    uint32_t key = (set * PLAIN_STATES + state) * 0x9E3779B9u >> 16;
-    uint32_t slot = key % (2 * PLAIN_STATES_LIMIT);
-    for (; search->table[slot]; slot = (slot + 1) % (2 * PLAIN_STATES_LIMIT)) {
-        const struct plain_place *place = &search->places[search->table[slot] - 1];
+static void add_place(struct text_search *search, uint32_t set, unsigned state, unsigned level) {
+    uint32_t key = (set * TEXT_STATES + state) * 0x9E3779B9u >> 16;
+    uint32_t slot = key % (2 * PLACES_LIMIT);
+    for (; search->table[slot]; slot = (slot + 1) % (2 * PLACES_LIMIT)) {
+        const struct text_place *place = &search->places[search->table[slot] - 1];
         if (place->set == set && place->state == state) {
             search->met_again = search->met_again || place->level != level;
             return;
         }
     }
-    if (search->count == PLAIN_STATES_LIMIT) {
+    if (search->count == PLACES_LIMIT) {
         search->full = true;
         return;
     }
     search->places[search->count] =
-        (struct plain_place){.set = set, .state = (uint8_t)state, .level = (uint8_t)level};
+        (struct text_place){.set = set, .state = (uint8_t)state, .level = (uint8_t)level};
     search->table[slot] = (uint16_t)++search->count;
 }
 
-/* Follows all plain bytes from a place. */
-static enum result leave_place(struct grammar *grammar, struct plain_search *search, uint32_t number) {
-    struct plain_place place = search->places[number];
+/* Follows all bytes with which the text goes on from a place. */
+static enum result leave_place(struct grammar *grammar, struct text_search *search, uint32_t number) {
+    struct text_place place = search->places[number];
+    const uint8_t *step = search->text->step[place.state];
     uint32_t row = 0, next = DEAD_SET;
     uint8_t told[256]; /* of each class of bytes: the state behind its last one */
     TRY(automaton_row(grammar, place.set, &row));
-    uint32_t partition = set_at(grammar->automaton, place.set)->partition, classes = 0;
-    const uint8_t *class_of = expression_classes(grammar->expressions, partition, &classes);
-    memset(told, PLAIN_NONE, classes);
-    unsigned first = place.state == PLAIN_WHOLE ? ' ' : 0x80, last = place.state == PLAIN_WHOLE ? 0xF4 : 0xBF;
-    for (unsigned byte = first; byte <= last && !search->full; byte++) {
-        unsigned state = plain_step(place.state, (unsigned char)byte);
-        if (state == PLAIN_NONE || told[class_of[byte]] == state)
+    const uint8_t *class_of = set_at(grammar->automaton, place.set)->class_of;
+    memset(told, TEXT_OVER, sizeof told);
+    for (unsigned byte = ' '; byte <= 0xF4 && !search->full; byte++) {
+        unsigned state = step[byte];
+        if (state == TEXT_OVER || told[class_of[byte]] == state)
             continue;
         told[class_of[byte]] = (uint8_t)state;
         TRY(automaton_step(grammar, place.set, (unsigned char)byte, &next));
         search->lives = search->lives || next != DEAD_SET;
         search->dies = search->dies || next == DEAD_SET;
         if (next != DEAD_SET)
-            add_place(search, next, state, place.level + (state == PLAIN_WHOLE));
+            add_place(search, next, state, place.level + (state == search->text->goes_on));
         else if (place.level == 0)
             return OK; /* not one character is free */
     }
     return OK;
 }
 
-/* Sets the set's `plain` and `plain_to_the_end`. */
-static enum result search_plain(struct grammar *grammar, uint32_t number) {
-    struct plain_search search;
+/* Finds out the set's `free` and `to_the_end` of a case. */
+static enum result search_text(struct grammar *grammar, uint32_t number, unsigned free_case) {
+    struct text_search search;
+    search.text = &grammar->automaton->vocabulary->classes[free_case / 2];
     search.count = 0;
     search.met_again = search.full = search.dies = false;
     memset(search.table, 0, sizeof search.table);
-    add_place(&search, number, PLAIN_WHOLE, 0);
+    add_place(&search, number, free_case % 2 ? search.text->goes_on : TEXT_START, 0);
     unsigned level = 0;
     uint32_t done = 0;
     while (done < search.count && !search.dies && !search.full) {
         level = search.places[done].level;
         search.lives = false;
-        if (level == PLAIN_CHARACTERS)
+        if (level == TEXT_CHARACTERS)
             break;
         for (; done < search.count && search.places[done].level == level && !search.full; done++) {
             TRY(leave_place(grammar, &search, done));
@@ -102,91 +103,123 @@ static enum result search_plain(struct grammar *grammar, uint32_t number) {
         }
     }
     struct set *set = set_at(grammar->automaton, number);
-    set->plain_to_the_end = search.dies && !search.lives && !search.met_again && level > 0;
+    if (search.dies && !search.lives && !search.met_again && level > 0 && !search.full)
+        set->to_the_end |= (uint8_t)(1u << free_case);
     if (search.full)
-        set->plain = 1;
-    else if (search.dies || level == PLAIN_CHARACTERS)
-        set->plain = (uint8_t)(level + 1);
+        set->free[free_case] = 1;
+    else if (search.dies || level == TEXT_CHARACTERS)
+        set->free[free_case] = (uint8_t)(level + 1);
     else
-        set->plain = PLAIN_ENDLESS;
+        set->free[free_case] = FREE_ENDLESS;
     return OK;
 }
 
 /* ---- the walk ---- */
 
+/* Tokens of a kind that are allowed: of ranks from..to, of at most so many characters (LONG_TOKEN: all). */
 struct range {
-    uint32_t from, to; /* ranks */
-    bool endless;      /* long tokens, too */
+    uint32_t from, to;
+    uint8_t kind, most;
 };
 
 struct walk {
     struct grammar *grammar;
     const struct grammar_vocabulary *vocabulary;
     uint64_t *bits;
-    struct range ranges[RANGES]; /* whose plain tokens are all allowed */
+    struct range ranges[RANGES];
     uint32_t range_count;
     uint32_t base; /* of the mask, as in kept masks */
 };
 
 struct level {
-    size_t end;             /* of the subtree */
-    const uint64_t *filter; /* nodes to be walked, or NULL: all */
-    const uint8_t *class_of;
-    uint32_t row, set;
+    const uint64_t *filter;  /* nodes to be walked, or NULL: all */
+    const uint8_t *class_of; /* bytes' classes, and place of the row of successors */
+    uint32_t row, set, end;  /* of the subtree */
+    uint32_t characters;     /* before it */
 };
 
-/* The nodes that are left to be walked below a node where the walk has reached `set`; NULL: all. */
-static enum result filter_below(
-    struct walk *walk, uint32_t number, size_t from, size_t to, unsigned height, const uint64_t **filter) {
-    const struct set *set = set_at(walk->grammar->automaton, number);
+/* A place in the trie, where the walk has reached a set. */
+struct spot {
+    uint32_t set, from, to; /* nodes below it */
+    uint32_t characters;    /* before it */
+    bool is_root;
+};
+
+/* Takes the spot's tokens of a kind and gives the nodes that are left; NULL when not every text of the kind can
+ * follow. `height`: of its tokens' texts. */
+static enum result take_kind(struct walk *walk, const struct spot *spot, enum text_kind kind, unsigned height,
+    const uint64_t **filter) {
+    const struct text_class *text = &walk->vocabulary->classes[kind];
+    unsigned free_case = 2 * (unsigned)kind + !spot->is_root;
+    struct automaton *automaton = walk->grammar->automaton;
+    if (set_at(automaton, spot->set)->free[free_case] == FREE_UNKNOWN)
+        TRY(search_text(walk->grammar, spot->set, free_case));
+    const struct set *set = set_at(automaton, spot->set);
+    unsigned characters = set->free[free_case] - 1u;
+    bool endless = set->free[free_case] == FREE_ENDLESS, to_the_end = set->to_the_end >> free_case & 1;
     *filter = NULL;
-    if (set->plain == PLAIN_UNKNOWN)
-        TRY(search_plain(walk->grammar, number));
-    set = set_at(walk->grammar->automaton, number);
-    bool endless = set->plain == PLAIN_ENDLESS, is_root = to - from == walk->vocabulary->nodes;
-    if (!endless && (set->plain - 1u < height || walk->range_count == RANGES) &&
-        !(is_root && set->plain_to_the_end))
+    if (!endless && !to_the_end && characters < height)
         return OK;
-    if (walk->range_count == RANGES)
-        return OK;
-    *filter = endless ? walk->vocabulary->special : walk->vocabulary->irregular;
-    if (is_root) {
-        walk->base = endless ? 1 : (uint32_t)set->plain;
-        memcpy(walk->bits, vocabulary_plain_mask(walk->vocabulary, walk->base - 1),
+    *filter = endless ? text->special : text->irregular;
+    if (spot->is_root) {
+        walk->base = vocabulary_base(kind, endless ? 0 : characters) + 1;
+        memcpy(walk->bits, vocabulary_mask(walk->vocabulary, walk->base - 1),
             vocabulary_words(walk->vocabulary) * sizeof *walk->bits);
-    } else {
-        walk->ranges[walk->range_count++] =
-            (struct range){walk->vocabulary->trie[from].rank, walk->vocabulary->trie[to].rank, endless};
+        return OK;
+    }
+    unsigned most = endless ? LONG_TOKEN : to_the_end ? spot->characters + characters : TEXT_CHARACTERS;
+    walk->ranges[walk->range_count++] = (struct range){.from = walk->vocabulary->trie[spot->from].rank,
+        .to = walk->vocabulary->trie[spot->to].rank,
+        .kind = (uint8_t)kind,
+        .most = (uint8_t)(most < TEXT_CHARACTERS || endless ? most : TEXT_CHARACTERS)};
+    return OK;
+}
+
+/* The nodes that are left to be walked below a spot; NULL: all. */
+static enum result filter_below(struct walk *walk, const struct spot *spot, const uint64_t **filter) {
+    *filter = NULL;
+    for (unsigned kind = 0; kind < TEXT_KINDS && !*filter && walk->range_count < RANGES; kind++) {
+        unsigned height =
+            spot->is_root ? TEXT_CHARACTERS : walk->vocabulary->classes[kind].heights[spot->from - 1];
+        if (height)
+            TRY(take_kind(walk, spot, (enum text_kind)kind, height, filter));
     }
     return OK;
 }
 
-static enum result enter_level(struct walk *walk, struct level *level, uint32_t set, size_t end) {
-    struct grammar *grammar = walk->grammar;
-    TRY(automaton_row(grammar, set, &level->row));
-    level->class_of =
-        expression_classes(grammar->expressions, set_at(grammar->automaton, set)->partition, NULL);
-    level->set = set;
+static enum result enter_level(struct walk *walk, struct level *level, uint32_t number, uint32_t end) {
+    const struct set *set = set_at(walk->grammar->automaton, number);
+    if (!set->row) {
+        uint32_t row = 0;
+        TRY(automaton_row(walk->grammar, number, &row));
+    }
+    set = set_at(walk->grammar->automaton, number);
+    level->row = set->row - 1;
+    level->class_of = set->class_of;
+    level->set = number;
     level->end = end;
     return OK;
 }
 
-static size_t next_node(const uint64_t *filter, size_t node, size_t end) {
-    size_t word = node >> 6;
+static uint32_t next_node(const uint64_t *filter, uint32_t node, uint32_t end) {
+    uint32_t word = node >> 6;
     uint64_t left = filter[word] >> (node & 63) << (node & 63);
     while (!left && (word + 1) << 6 < end)
         left = filter[++word];
-    return left ? (word << 6) + (size_t)__builtin_ctzll(left) : end;
+    return left ? (word << 6) + (uint32_t)__builtin_ctzll(left) : end;
 }
 
 static enum result walk_trie(struct walk *walk, uint32_t number) {
     const struct grammar_vocabulary *vocabulary = walk->vocabulary;
-    struct array *rows = &walk->grammar->automaton->rows;
+    const struct trie_node *trie = vocabulary->trie;
+    const struct array *rows = &walk->grammar->automaton->rows;
     struct level levels[TOKEN_BYTES_LIMIT + 1], *level = levels;
-    TRY(enter_level(walk, level, number, vocabulary->nodes));
-    TRY(filter_below(walk, number, 0, vocabulary->nodes, PLAIN_CHARACTERS, &level->filter));
-    for (size_t i = 0;;) {
-        if (level->filter)
+    TRY(enter_level(walk, level, number, (uint32_t)vocabulary->nodes));
+    struct spot root = {.set = number, .to = (uint32_t)vocabulary->nodes, .is_root = true};
+    level->characters = 0;
+    TRY(filter_below(walk, &root, &level->filter));
+    for (uint32_t i = 0;;) {
+        if (level->filter && i < level->end)
             i = next_node(level->filter, i, level->end);
         if (i >= level->end) {
             if (level == levels)
@@ -195,75 +228,92 @@ static enum result walk_trie(struct walk *walk, uint32_t number) {
             level--;
             continue;
         }
-        struct trie_node node = vocabulary->trie[i];
+        struct trie_node node = trie[i];
         uint32_t next = ((const uint32_t *)rows->data)[level->row + level->class_of[node.byte]];
-        if (next == UNKNOWN_SET)
-            TRY(automaton_step(walk->grammar, level->set, (unsigned char)node.byte, &next));
         if (next == DEAD_SET) {
             i += node.subtree;
             continue;
         }
-        for (uint32_t rank = node.rank; rank < vocabulary->trie[i + 1].rank; rank++)
+        if (next == UNKNOWN_SET) {
+            TRY(automaton_step(walk->grammar, level->set, (unsigned char)node.byte, &next));
+            if (next == DEAD_SET)
+                continue; /* the row tells so now */
+        }
+        for (uint32_t rank = node.rank; rank < trie[i + 1].rank; rank++)
             set_bit(walk->bits, vocabulary->order[rank]);
         i++;
         if (node.subtree == 1)
             continue;
+        struct spot spot = {.set = next, .from = i, .to = i - 1 + node.subtree};
         const uint64_t *filter = level->filter;
-        if (!filter && node.subtree >= FILTER_FROM && vocabulary->heights[i - 1])
-            TRY(filter_below(walk, next, i, i - 1 + node.subtree, vocabulary->heights[i - 1], &filter));
+        spot.characters = level->characters + ((node.byte & 0xC0) != 0x80);
+        if (!filter && node.subtree >= FILTER_FROM)
+            TRY(filter_below(walk, &spot, &filter));
         level++;
         level->filter = filter;
-        TRY(enter_level(walk, level, next, i - 1 + node.subtree));
+        level->characters = spot.characters;
+        TRY(enter_level(walk, level, next, spot.to));
     }
 }
 
-/* Sets or clears the bits of the plain tokens with ranks from..to, long ones only when `endless`. */
-static void mark_plain(
-    const struct grammar_vocabulary *vocabulary, struct range range, uint64_t *bits, bool set) {
-    unsigned most = range.endless ? LONG_TOKEN : PLAIN_CHARACTERS;
+/* Sets or clears the bits of a range's tokens. */
+static void mark(const struct grammar_vocabulary *vocabulary, struct range range, uint64_t *bits, bool set) {
+    const uint8_t *characters = vocabulary->classes[range.kind].characters;
     for (uint32_t rank = range.from; rank < range.to; rank++) {
         uint32_t token = vocabulary->order[rank];
-        uint64_t bit = (uint64_t)(vocabulary->characters[rank] <= most) << (token & 63);
+        uint64_t bit = (uint64_t)(characters[rank] <= range.most) << (token & 63);
         bits[token >> 6] = set ? bits[token >> 6] | bit : bits[token >> 6] & ~bit;
     }
 }
 
-/* The long tokens within the ranges in which they are allowed. */
+/* The long plain tokens within the ranges in which they are allowed. */
 static void mark_long(const struct walk *walk, uint64_t *bits) {
-    const struct grammar_vocabulary *vocabulary = walk->vocabulary;
+    const struct text_class *text = &walk->vocabulary->classes[TEXT_PLAIN];
     uint32_t at = 0;
-    for (uint32_t i = 0; i < vocabulary->long_count; i++) {
-        uint32_t rank = vocabulary->long_ranks[i];
+    for (uint32_t i = 0; i < text->long_count; i++) {
+        uint32_t rank = text->long_ranks[i];
         while (at < walk->range_count && walk->ranges[at].to <= rank)
             at++;
-        if (at < walk->range_count && walk->ranges[at].from <= rank && walk->ranges[at].endless)
-            set_bit(bits, vocabulary->order[rank]);
+        if (at < walk->range_count && walk->ranges[at].from <= rank && walk->ranges[at].most == LONG_TOKEN)
+            set_bit(bits, walk->vocabulary->order[rank]);
     }
 }
 
-/* Adds the ranges' plain tokens; where they are most of all, by taking away the others from all. */
-static void add_ranges(struct walk *walk) {
+/* Adds the tokens of ranges that hold most plain tokens, by taking away the others from all. */
+static void add_most(struct walk *walk) {
     const struct grammar_vocabulary *vocabulary = walk->vocabulary;
-    uint32_t covered = 0, at = 0;
     size_t words = vocabulary_words(vocabulary);
-    for (uint32_t i = 0; i < walk->range_count; i++)
-        covered += walk->ranges[i].to - walk->ranges[i].from;
-    if (covered <= vocabulary->ranks / 2) {
-        for (uint32_t i = 0; i < walk->range_count; i++)
-            mark_plain(vocabulary, walk->ranges[i], walk->bits, true);
-        return;
-    }
     uint64_t *scratch = walk->grammar->automaton->scratch;
-    walk->base = PLAIN_CHARACTERS + 1;
-    memcpy(scratch, vocabulary_plain_mask(vocabulary, PLAIN_CHARACTERS), words * sizeof *scratch);
+    uint32_t base = vocabulary_base(TEXT_PLAIN, TEXT_CHARACTERS);
+    struct range gap = {.kind = TEXT_PLAIN, .most = TEXT_CHARACTERS};
+    memcpy(scratch, vocabulary_mask(vocabulary, base), words * sizeof *scratch);
     for (uint32_t i = 0; i < walk->range_count; i++) {
-        mark_plain(vocabulary, (struct range){.from = at, .to = walk->ranges[i].from}, scratch, false);
-        at = walk->ranges[i].to;
+        gap.to = walk->ranges[i].from;
+        mark(vocabulary, gap, scratch, false);
+        gap.from = walk->ranges[i].to;
     }
-    mark_plain(vocabulary, (struct range){.from = at, .to = vocabulary->ranks}, scratch, false);
+    gap.to = vocabulary->ranks;
+    mark(vocabulary, gap, scratch, false);
     mark_long(walk, scratch);
     for (size_t i = 0; i < words; i++)
         walk->bits[i] |= scratch[i];
+    walk->base = base + 1;
+}
+
+static void add_ranges(struct walk *walk) {
+    uint32_t covered = 0;
+    for (uint32_t i = 0; i < walk->range_count; i++)
+        if (walk->ranges[i].kind == TEXT_PLAIN && walk->ranges[i].most >= TEXT_CHARACTERS)
+            covered += walk->ranges[i].to - walk->ranges[i].from;
+    bool whole = true;
+    for (uint32_t i = 0; i < walk->range_count; i++)
+        whole = whole && walk->ranges[i].kind == TEXT_PLAIN && walk->ranges[i].most >= TEXT_CHARACTERS;
+    if (whole && covered > walk->vocabulary->ranks / 2) {
+        add_most(walk);
+        return;
+    }
+    for (uint32_t i = 0; i < walk->range_count; i++)
+        mark(walk->vocabulary, walk->ranges[i], walk->bits, true);
 }
 
 /* Control tokens and the end. */
@@ -352,7 +402,7 @@ void masks_clear(struct automaton *automaton) {
 static void base_mask(const struct automaton *automaton, uint32_t base, uint64_t *bits) {
     size_t bytes = vocabulary_words(automaton->vocabulary) * sizeof *bits;
     if (base)
-        memcpy(bits, vocabulary_plain_mask(automaton->vocabulary, base - 1), bytes);
+        memcpy(bits, vocabulary_mask(automaton->vocabulary, base - 1), bytes);
     else
         memset(bits, 0, bytes);
 }
@@ -375,7 +425,7 @@ static void restore(const struct automaton *automaton, const struct kept_mask *k
 static uint32_t find_gaps(
     const struct automaton *automaton, uint32_t base, const uint64_t *bits, uint16_t *gaps) {
     uint32_t count = 0, before = 0;
-    const uint64_t *from = base ? vocabulary_plain_mask(automaton->vocabulary, base - 1) : NULL;
+    const uint64_t *from = base ? vocabulary_mask(automaton->vocabulary, base - 1) : NULL;
     for (size_t word = 0; word < vocabulary_words(automaton->vocabulary); word++)
         for (uint64_t left = bits[word] ^ (from ? from[word] : 0); left; left &= left - 1) {
             uint32_t token = (uint32_t)(word << 6) + (uint32_t)__builtin_ctzll(left);

@@ -100,94 +100,179 @@ static enum result build_trie(struct grammar_vocabulary *vocabulary) {
     return OK;
 }
 
-/* ---- plain text ---- */
+/* ---- kinds of text ---- */
 
-unsigned plain_step(unsigned state, unsigned char byte) {
-    bool goes_on = byte >= 0x80 && byte <= 0xBF;
-    switch (state) {
-    case PLAIN_WHOLE:
-        if (byte < 0x80)
-            return byte < 0x20 || byte == '"' || byte == '\\' ? PLAIN_NONE : PLAIN_WHOLE;
-        if (byte < 0xC2 || byte > 0xF4)
-            return PLAIN_NONE;
-        if (byte < 0xE0)
-            return PLAIN_ONE_MORE;
-        if (byte < 0xF0)
-            return byte == 0xE0 ? PLAIN_AFTER_E0 : byte == 0xED ? PLAIN_AFTER_ED : PLAIN_TWO_MORE;
-        return byte == 0xF0 ? PLAIN_AFTER_F0 : byte == 0xF4 ? PLAIN_AFTER_F4 : PLAIN_THREE_MORE;
-    case PLAIN_ONE_MORE:
-        return goes_on ? PLAIN_WHOLE : PLAIN_NONE;
-    case PLAIN_TWO_MORE:
-        return goes_on ? PLAIN_ONE_MORE : PLAIN_NONE;
-    case PLAIN_THREE_MORE:
-        return goes_on ? PLAIN_TWO_MORE : PLAIN_NONE;
-    case PLAIN_AFTER_E0:
-        return goes_on && byte >= 0xA0 ? PLAIN_ONE_MORE : PLAIN_NONE;
-    case PLAIN_AFTER_ED:
-        return goes_on && byte <= 0x9F ? PLAIN_ONE_MORE : PLAIN_NONE;
-    case PLAIN_AFTER_F0:
-        return goes_on && byte >= 0x90 ? PLAIN_TWO_MORE : PLAIN_NONE;
-    case PLAIN_AFTER_F4:
-        return goes_on && byte <= 0x8F ? PLAIN_TWO_MORE : PLAIN_NONE;
-    default:
-        return PLAIN_NONE;
+static void set_steps(
+    struct text_class *text, unsigned state, unsigned first, unsigned last, unsigned behind) {
+    memset(&text->step[state][first], (int)behind, last - first + 1);
+}
+
+enum { ONE_MORE = 2, TWO_MORE, WITHIN_A, WITHIN_B, WITHIN_C, WITHIN_D };
+
+static void describe_plain(struct text_class *text) {
+    enum { THREE_MORE = TEXT_BEGUN };
+    text->goes_on = TEXT_START;
+    set_steps(text, TEXT_START, ' ', 0x7F, TEXT_START);
+    text->step[TEXT_START]['"'] = text->step[TEXT_START]['\\'] = TEXT_OVER;
+    set_steps(text, TEXT_START, 0xC2, 0xDF, ONE_MORE);
+    set_steps(text, TEXT_START, 0xE0, 0xEF, TWO_MORE);
+    set_steps(text, TEXT_START, 0xF0, 0xF4, THREE_MORE);
+    set_steps(text, ONE_MORE, 0x80, 0xBF, TEXT_START);
+    set_steps(text, TWO_MORE, 0x80, 0xBF, ONE_MORE);
+    set_steps(text, THREE_MORE, 0x80, 0xBF, TWO_MORE);
+    /* Behind these, some bytes would make an overlong form, a surrogate or too large a number. */
+    text->step[TEXT_START][0xE0] = WITHIN_A;
+    set_steps(text, WITHIN_A, 0xA0, 0xBF, ONE_MORE);
+    text->step[TEXT_START][0xED] = WITHIN_B;
+    set_steps(text, WITHIN_B, 0x80, 0x9F, ONE_MORE);
+    text->step[TEXT_START][0xF0] = WITHIN_C;
+    set_steps(text, WITHIN_C, 0x90, 0xBF, TWO_MORE);
+    text->step[TEXT_START][0xF4] = WITHIN_D;
+    set_steps(text, WITHIN_D, 0x80, 0x8F, TWO_MORE);
+}
+
+static void describe_words(struct text_class *text, bool lower_case) {
+    text->goes_on = TEXT_BEGUN;
+    text->step[TEXT_START][' '] = TEXT_BEGUN;
+    for (unsigned state = TEXT_START; state <= TEXT_BEGUN; state++) {
+        set_steps(text, state, 'a', 'z', TEXT_BEGUN);
+        if (lower_case)
+            continue;
+        set_steps(text, state, 'A', 'Z', TEXT_BEGUN);
+        set_steps(text, state, '0', '9', TEXT_BEGUN);
     }
 }
 
-const uint64_t *vocabulary_plain_mask(const struct grammar_vocabulary *vocabulary, unsigned characters) {
-    return vocabulary->plain_masks + characters * vocabulary_words(vocabulary);
+static void describe_han(struct text_class *text) {
+    text->goes_on = TEXT_START;
+    text->step[TEXT_START][0xE4] = WITHIN_A;
+    set_steps(text, WITHIN_A, 0xB8, 0xBF, ONE_MORE);
+    set_steps(text, TEXT_START, 0xE5, 0xE8, TWO_MORE);
+    text->step[TEXT_START][0xE9] = WITHIN_B;
+    set_steps(text, WITHIN_B, 0x80, 0xBD, ONE_MORE);
+    text->step[WITHIN_B][0xBE] = WITHIN_C;
+    set_steps(text, WITHIN_C, 0x80, 0xA5, TEXT_START);
+    set_steps(text, ONE_MORE, 0x80, 0xBF, TEXT_START);
+    set_steps(text, TWO_MORE, 0x80, 0xBF, ONE_MORE);
 }
 
-/* Puts a token, whose nodes are `path`, where it belongs. `characters`: begun up to each byte; `whole`: up to
- * which bytes the text is made of whole plain characters. */
-static void file_token(struct grammar_vocabulary *vocabulary, uint32_t rank, const size_t *path,
-    const uint16_t *characters, const bool *whole, uint32_t length) {
-    uint32_t count = characters[length - 1];
+static void describe(struct text_class *text, enum text_kind kind) {
+    memset(text->step, TEXT_OVER, sizeof text->step);
+    switch (kind) {
+    case TEXT_PLAIN:
+        describe_plain(text);
+        break;
+    case TEXT_ALPHANUMERIC:
+    case TEXT_LOWER_CASE:
+        describe_words(text, kind == TEXT_LOWER_CASE);
+        break;
+    case TEXT_HAN:
+        describe_han(text);
+        break;
+    case TEXT_KINDS:
+        break;
+    }
+}
+
+const uint64_t *vocabulary_mask(const struct grammar_vocabulary *vocabulary, uint32_t base) {
+    const struct text_class *text = &vocabulary->classes[base / (TEXT_CHARACTERS + 1)];
+    return text->masks + base % (TEXT_CHARACTERS + 1) * vocabulary_words(vocabulary);
+}
+
+uint32_t vocabulary_base(enum text_kind kind, unsigned characters) {
+    return (uint32_t)kind * (TEXT_CHARACTERS + 1) + characters;
+}
+
+/* A token, the nodes of its bytes, the characters begun up to each and whether they are whole there. */
+struct filed_token {
+    uint32_t rank, length;
+    size_t path[TOKEN_BYTES_LIMIT], ends[TOKEN_BYTES_LIMIT];
+    uint16_t characters[TOKEN_BYTES_LIMIT];
+    uint8_t states[TOKEN_BYTES_LIMIT];
+    bool whole[TOKEN_BYTES_LIMIT];
+};
+
+/* Puts a token where it belongs. */
+static void file_token(
+    struct grammar_vocabulary *vocabulary, struct text_class *text, const struct filed_token *token) {
+    uint32_t count = token->characters[token->length - 1], id = vocabulary->order[token->rank];
     size_t words = vocabulary_words(vocabulary);
-    uint8_t kind = count == NOT_PLAIN ? NOT_PLAIN : count > PLAIN_CHARACTERS ? LONG_TOKEN : (uint8_t)count;
-    vocabulary->characters[rank] = kind;
+    uint8_t kind = count == OF_OTHER_KIND    ? OF_OTHER_KIND
+                   : count > TEXT_CHARACTERS ? LONG_TOKEN
+                                             : (uint8_t)count;
+    text->characters[token->rank] = kind;
     if (kind == LONG_TOKEN)
-        vocabulary->long_ranks[vocabulary->long_count++] = rank;
-    if (kind != NOT_PLAIN)
-        set_bit(vocabulary->plain_masks, vocabulary->order[rank]);
-    for (unsigned most = kind; most <= PLAIN_CHARACTERS; most++)
-        set_bit(vocabulary->plain_masks + most * words, vocabulary->order[rank]);
-    for (uint32_t i = 0; i < length; i++) {
-        if (kind == NOT_PLAIN)
-            set_bit(vocabulary->special, path[i]);
-        if (kind > PLAIN_CHARACTERS) {
-            set_bit(vocabulary->irregular, path[i]);
+        text->long_ranks[text->long_count++] = token->rank;
+    if (kind != OF_OTHER_KIND)
+        set_bit(text->masks, id);
+    for (unsigned most = kind; most <= TEXT_CHARACTERS; most++)
+        set_bit(text->masks + most * words, id);
+    for (uint32_t i = 0; i < token->length; i++) {
+        if (kind == OF_OTHER_KIND)
+            set_bit(text->special, token->path[i]);
+        if (kind > TEXT_CHARACTERS) {
+            set_bit(text->irregular, token->path[i]);
             continue;
         }
-        uint8_t below = (uint8_t)(count - characters[i]);
-        if (whole[i] && vocabulary->heights[path[i]] < below)
-            vocabulary->heights[path[i]] = below;
+        uint8_t below = (uint8_t)(count - token->characters[i]);
+        if (token->whole[i] && text->heights[token->path[i]] < below)
+            text->heights[token->path[i]] = below;
     }
 }
 
-static void sort_plain_tokens(struct grammar_vocabulary *vocabulary) {
-    size_t path[TOKEN_BYTES_LIMIT + 1] = {0}, ends[TOKEN_BYTES_LIMIT + 1];
-    uint16_t characters[TOKEN_BYTES_LIMIT + 1];
-    unsigned states[TOKEN_BYTES_LIMIT + 1];
-    bool whole[TOKEN_BYTES_LIMIT + 1];
+static void sort_tokens(
+    struct grammar_vocabulary *vocabulary, struct text_class *text, struct filed_token *token) {
     uint32_t depth = 0;
     for (size_t i = 0; i < vocabulary->nodes; i++) {
-        while (depth && ends[depth - 1] <= i)
+        while (depth && token->ends[depth - 1] <= i)
             depth--;
-        unsigned before = depth ? states[depth - 1] : PLAIN_WHOLE;
-        uint16_t so_far = depth ? characters[depth - 1] : 0;
-        path[depth] = i;
-        ends[depth] = i + vocabulary->trie[i].subtree;
-        states[depth] = plain_step(before, (unsigned char)vocabulary->trie[i].byte);
-        whole[depth] = states[depth] == PLAIN_WHOLE;
-        /* Above LONG_TOKEN - 1 the number makes no difference. */
-        characters[depth] = states[depth] == PLAIN_NONE                        ? NOT_PLAIN
-                            : before == PLAIN_WHOLE && so_far < LONG_TOKEN - 1 ? (uint16_t)(so_far + 1)
-                                                                               : so_far;
-        depth++;
-        for (uint32_t rank = vocabulary->trie[i].rank; rank < vocabulary->trie[i + 1].rank; rank++)
-            file_token(vocabulary, rank, path, characters, whole, depth);
+        unsigned before = depth ? token->states[depth - 1] : TEXT_START;
+        uint16_t so_far = depth ? token->characters[depth - 1] : 0;
+        unsigned state = before == TEXT_OVER ? TEXT_OVER : text->step[before][vocabulary->trie[i].byte];
+        bool begins = before == TEXT_START || before == text->goes_on;
+        token->path[depth] = i;
+        token->ends[depth] = i + vocabulary->trie[i].subtree;
+        token->states[depth] = (uint8_t)state;
+        token->whole[depth] = state == text->goes_on;
+        /* From LONG_TOKEN - 1 on the number makes no difference. */
+        token->characters[depth] = state == TEXT_OVER                  ? OF_OTHER_KIND
+                                   : begins && so_far < LONG_TOKEN - 1 ? (uint16_t)(so_far + 1)
+                                                                       : so_far;
+        token->length = ++depth;
+        for (token->rank = vocabulary->trie[i].rank; token->rank < vocabulary->trie[i + 1].rank;
+             token->rank++)
+            file_token(vocabulary, text, token);
     }
+}
+
+static enum result build_class(
+    struct grammar_vocabulary *vocabulary, enum text_kind kind, struct filed_token *token) {
+    struct text_class *text = &vocabulary->classes[kind];
+    describe(text, kind);
+    text->characters = malloc(vocabulary->ranks + 1);
+    text->long_ranks = malloc((vocabulary->ranks + 1) * sizeof *text->long_ranks);
+    text->heights = calloc(vocabulary->nodes + 1, 1);
+    text->special = calloc(node_words(vocabulary), sizeof(uint64_t));
+    text->irregular = calloc(node_words(vocabulary), sizeof(uint64_t));
+    text->masks = calloc((TEXT_CHARACTERS + 1) * vocabulary_words(vocabulary) + 1, sizeof(uint64_t));
+    if (!text->characters || !text->long_ranks || !text->heights || !text->special || !text->irregular ||
+        !text->masks)
+        return out_of_memory();
+    sort_tokens(vocabulary, text, token);
+    uint32_t *fitted = realloc(text->long_ranks, (text->long_count + 1) * sizeof *text->long_ranks);
+    if (!fitted)
+        return out_of_memory();
+    text->long_ranks = fitted;
+    return OK;
+}
+
+static enum result build_classes(struct grammar_vocabulary *vocabulary) {
+    struct filed_token *token = malloc(sizeof *token);
+    enum result status = token ? OK : out_of_memory();
+    for (unsigned kind = 0; status == OK && kind < TEXT_KINDS; kind++)
+        status = build_class(vocabulary, (enum text_kind)kind, token);
+    free(token);
+    return status;
 }
 
 /* ---- runs ---- */
@@ -214,10 +299,10 @@ static bool of_kind(unsigned kind, unsigned char byte) {
 /* The longest run of each kind, in bytes; of bytes above ASCII, in characters, counting the parts at the ends. */
 static void measure_runs(struct grammar_vocabulary *vocabulary) {
     for (uint32_t token = 0; token < vocabulary->count; token++) {
-        uint32_t length = 0, run[RUN_KINDS] = {0};
+        uint32_t length = 0, run[RUN_SORTS] = {0};
         const char *text = text_of(vocabulary, token, &length);
         for (uint32_t i = 0; i < length; i++)
-            for (unsigned kind = 0; kind < RUN_KINDS; kind++) {
+            for (unsigned kind = 0; kind < RUN_SORTS; kind++) {
                 unsigned char byte = (unsigned char)text[i];
                 bool part = kind == 1 && run[kind] && byte < 0xC0;
                 run[kind] = of_kind(kind, byte) ? run[kind] + !part : 0;
@@ -229,7 +314,7 @@ static void measure_runs(struct grammar_vocabulary *vocabulary) {
 
 uint32_t vocabulary_longest_run(const struct grammar_vocabulary *vocabulary, const bool bytes[256]) {
     uint32_t longest = vocabulary->longest;
-    for (unsigned kind = 0; kind < RUN_KINDS; kind++) {
+    for (unsigned kind = 0; kind < RUN_SORTS; kind++) {
         bool within = true;
         for (unsigned byte = 0; within && byte < 256; byte++)
             within = !bytes[byte] || of_kind(kind, (unsigned char)byte);
@@ -244,22 +329,7 @@ uint32_t vocabulary_longest_run(const struct grammar_vocabulary *vocabulary, con
 static enum result build(struct grammar_vocabulary *vocabulary) {
     qsort_r(vocabulary->order, vocabulary->ranks, sizeof *vocabulary->order, compare_tokens, vocabulary);
     TRY(build_trie(vocabulary));
-    vocabulary->characters = malloc(vocabulary->ranks + 1);
-    vocabulary->long_ranks = malloc((vocabulary->ranks + 1) * sizeof *vocabulary->long_ranks);
-    vocabulary->heights = calloc(vocabulary->nodes + 1, 1);
-    vocabulary->special = calloc(node_words(vocabulary), sizeof(uint64_t));
-    vocabulary->irregular = calloc(node_words(vocabulary), sizeof(uint64_t));
-    vocabulary->plain_masks =
-        calloc((PLAIN_CHARACTERS + 1) * vocabulary_words(vocabulary) + 1, sizeof(uint64_t));
-    if (!vocabulary->characters || !vocabulary->long_ranks || !vocabulary->heights || !vocabulary->special ||
-        !vocabulary->irregular || !vocabulary->plain_masks)
-        return out_of_memory();
-    sort_plain_tokens(vocabulary);
-    uint32_t *fitted =
-        realloc(vocabulary->long_ranks, (vocabulary->long_count + 1) * sizeof *vocabulary->long_ranks);
-    if (!fitted)
-        return out_of_memory();
-    vocabulary->long_ranks = fitted;
+    TRY(build_classes(vocabulary));
     measure_runs(vocabulary);
     return OK;
 }
@@ -294,12 +364,15 @@ void grammar_vocabulary_free(struct grammar_vocabulary *vocabulary) {
     free(vocabulary->order);
     free(vocabulary->text);
     free(vocabulary->offsets);
-    free(vocabulary->characters);
-    free(vocabulary->long_ranks);
-    free(vocabulary->heights);
-    free(vocabulary->special);
-    free(vocabulary->irregular);
-    free(vocabulary->plain_masks);
+    for (unsigned kind = 0; kind < TEXT_KINDS; kind++) {
+        struct text_class *text = &vocabulary->classes[kind];
+        free(text->characters);
+        free(text->long_ranks);
+        free(text->heights);
+        free(text->special);
+        free(text->irregular);
+        free(text->masks);
+    }
     free(vocabulary);
 }
 
@@ -308,9 +381,13 @@ uint32_t grammar_vocabulary_count(const struct grammar_vocabulary *vocabulary) {
 }
 
 size_t grammar_vocabulary_bytes(const struct grammar_vocabulary *vocabulary) {
-    return sizeof *vocabulary + (vocabulary->nodes + 1) * sizeof *vocabulary->trie +
-           (2 * (size_t)vocabulary->count + 2) * sizeof(uint32_t) + vocabulary->offsets[vocabulary->count] +
-           vocabulary->long_count * sizeof(uint32_t) + vocabulary->ranks + vocabulary->nodes +
-           2 * node_words(vocabulary) * sizeof(uint64_t) +
-           (PLAIN_CHARACTERS + 1) * vocabulary_words(vocabulary) * sizeof(uint64_t);
+    size_t bytes = sizeof *vocabulary + (vocabulary->nodes + 1) * sizeof *vocabulary->trie +
+                   (2 * (size_t)vocabulary->count + 2) * sizeof(uint32_t) +
+                   vocabulary->offsets[vocabulary->count];
+    for (unsigned kind = 0; kind < TEXT_KINDS; kind++)
+        bytes += vocabulary->ranks + vocabulary->nodes +
+                 vocabulary->classes[kind].long_count * sizeof(uint32_t) +
+                 2 * node_words(vocabulary) * sizeof(uint64_t) +
+                 (TEXT_CHARACTERS + 1) * vocabulary_words(vocabulary) * sizeof(uint64_t);
+    return bytes;
 }
