@@ -219,7 +219,7 @@ static void check_replay(struct session *s, int32_t tail, const char *kind) {
  * into what they share. */
 static void check_shared_beginning(struct session *s) {
     enum { ENDS = 3 };
-    const int32_t tail = s->config->sliding_window, begin = s->tokens / 2 - 5, whole = s->tokens;
+    const int32_t tail = s->config->sliding_window, begin = s->tokens / 2 - 81, whole = s->tokens;
     const int32_t more[ENDS] = {1, tail / 2 + 1, tail + 3};
     struct outcome want[ENDS];
     struct sequence *beginning = NULL, *copies[ENDS];
