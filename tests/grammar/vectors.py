@@ -1,6 +1,5 @@
 """Runs the vectors of tests/data/grammar through `nocturne grammar`: texts, refusals and masks bit for bit."""
 
-import hashlib
 import json
 import os
 import subprocess
@@ -58,17 +57,23 @@ def check_refusals():
 
 
 def check_masks():
-    lines = [line for line in lines_of("mask_cases") if line["prefix_text"] is not None]
-    for line, answer in run(lines):
+    lines = lines_of("mask_cases")
+    for line, answer in run([dict(line, list_allowed=True) for line in lines]):
         check("error" not in answer, line["name"], answer.get("error"))
         if "error" in answer:
             continue
-        digest = hashlib.sha256(bytes.fromhex(answer["mask"])).hexdigest()
+        allowed = set(answer.pop("allowed"))
+        check(set(answer) == {"name", "allowed_count", "mask_sha256", "eos_allowed"}, line["name"], "members", set(answer))
+        check(len(allowed) == answer["allowed_count"], line["name"], "the list and the count of allowed tokens differ")
+        # Where the peers differ, the samples are of what both allow and what both forbid.
+        check(allowed.issuperset(line["allowed_sample"]), line["name"], "forbids what it must allow")
+        check(allowed.isdisjoint(line["forbidden_sample"]), line["name"], "allows what it must forbid")
         wanted = line.get("mask_sha256") or line.get("recommended_sha256")
         low, high = line.get("allowed_range", [0, 0])
-        fits = digest == wanted if wanted else low <= answer["allowed_count"] <= high
+        fits = answer["mask_sha256"] == wanted if wanted else low <= answer["allowed_count"] <= high
         check(fits, line["name"], "mask of", answer["allowed_count"])
         check(answer["eos_allowed"] == line["eos_allowed"] or not wanted, line["name"], "end of the answer")
+    return len(lines)
 
 
 check_texts(schema_lines())

@@ -28,6 +28,7 @@ class Nocturne(CMakePackage, CudaPackage):
     depends_on("libwebp")
     depends_on("giflib@5.1:")
     depends_on("lmdb")
+    depends_on("openssl")
     with when("+cuda"):
         depends_on("cuda@12.8:")
         depends_on("nccl@2.18:")
