@@ -1,16 +1,28 @@
 """The same campaign in many layouts: tokens, log-probabilities and texts are bit-identical by custom_id.
 
-    equality.py ranks|limits|staged
+    equality.py ranks|limits|staged|families
 """
 
 import json
 import os
 import random
+import re
 import sys
 import tempfile
 
 sys.path.insert(0, os.path.join(os.environ["NOCTURNE_SOURCE"], "tests", "faults"))
-from campaigns import MODEL, SOURCE, Failure, answers, chat, check, compare, run, write_lines  # noqa: E402
+from campaigns import (  # noqa: E402
+    MODEL,
+    SOURCE,
+    Failure,
+    answers,
+    chat,
+    check,
+    compare,
+    lost_and_doubled,
+    run,
+    write_lines,
+)
 
 
 def requests():
@@ -38,11 +50,27 @@ def requests():
     return lines
 
 
+def family_requests():
+    """A giant family, whose answers end at once though 200 tokens are allowed, and two with short answers of full length: where a rank
+    has most of the first it is soon without work. Some members are equal, or begin another."""
+    end = {"1": 100}
+    words = ["dog", "river", "king", "bread", "hope", "horse", "fox", "stone", "tree", "house"]
+    begin = " ".join(f"Define {word}." for word in words * 4)
+    lines = []
+    for i in range(16):
+        lines.append(chat(f"giant-{i}", f"{begin} Tell me of {i % 12}.", temperature=0, max_tokens=200, logit_bias=end))
+    for i in range(30):
+        text = f"Tell me a story about a {words[i % 2]}. " * 6 + " ".join(words[: i // 3])
+        lines.append(chat(f"small-{i}", text, temperature=0.9, max_tokens=24, ignore_eos=True))
+    lines.append(chat("straggler", f"{begin} Go on.", temperature=0.8, max_tokens=120, ignore_eos=True, n=2))
+    return lines
+
+
 class Campaigns:
-    def __init__(self, folder):
+    def __init__(self, folder, lines):
         self.folder = folder
         self.made = 0
-        self.lines = [json.dumps(line) for line in requests()]
+        self.lines = [json.dumps(line) for line in lines]
         self.expected = self.outcome([("run", 1, ["--threads", "1"])])
         check(len(self.expected) == len(self.lines), "the reference run lacks answers")
         for custom_id, (_, code, choices) in self.expected.items():
@@ -54,11 +82,12 @@ class Campaigns:
         lines = list(self.lines)
         if shuffle is not None:
             random.Random(shuffle).shuffle(lines)
-        campaign = os.path.join(self.folder, f"campaign-{self.made}")
+        campaign = self.campaign = os.path.join(self.folder, f"campaign-{self.made}")
         input_file = write_lines(campaign + ".jsonl", lines)
         run(["ingest", "--input", input_file, "--model", MODEL, "--campaign", campaign])
+        self.output = ""
         for command, ranks, options in launches:
-            run([command, "--campaign", campaign, *options], ranks)
+            self.output += run([command, "--campaign", campaign, *options], ranks)[0]
         return answers(campaign)
 
     def same(self, launches, shuffle=None):
@@ -99,12 +128,32 @@ def staged(campaigns):
         )
 
 
+def families(campaigns):
+    """Ranks that share prompts' beginnings, and give work away: all requests are there once, whoever ran them."""
+    moved = 0
+    for launches in (
+        [("run", 1, ["--batch", "64"])],
+        [("run", 2, ["--batch", "2"])],
+        [("run", 4, ["--batch", "2"])],
+        [("prefill", 4, ["--step-tokens", "64"]), ("decode", 2, ["--batch", "2"])],
+    ):
+        launches = [(command, ranks, ["--threads", "1", "--verbose", *options]) for command, ranks, options in launches]
+        campaigns.same(launches, shuffle=7)
+        check(lost_and_doubled(campaigns.campaign) == (0, 0), "requests were lost or doubled")
+        plan = re.search(r"plan: of (\d+) prompt tokens (\d+) begin", campaigns.output)
+        check(plan and int(plan[2]) > int(plan[1]) / 2, f"no plan that shares beginnings:\n{campaigns.output}")
+        moved += sum(int(count) for count in re.findall(r"plan: (\d+) requests moved", campaigns.output))
+    check(moved > 0, "no request was moved to a rank without work")
+    print("ok", moved, "requests moved", flush=True)
+
+
 def main():
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # the tests' ranks share cores
-    suites = {"ranks": ranks, "limits": limits, "staged": staged}
+    suites = {"ranks": ranks, "limits": limits, "staged": staged, "families": families}
     with tempfile.TemporaryDirectory() as folder:
         try:
-            suites[sys.argv[1]](Campaigns(folder))
+            name = sys.argv[1]
+            suites[name](Campaigns(folder, family_requests() if name == "families" else requests()))
         except Failure as failure:
             print("FAIL", failure)
             return 1
