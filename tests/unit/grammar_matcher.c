@@ -313,6 +313,61 @@ static void real_masks_agree_with_accept(void **state) {
     tokenizer_free(tokenizer);
 }
 
+/* Kinds of text of which the vocabulary has masks ready, at and near their limits, and what looks like them. */
+static void masks_of_common_texts_agree_with_accept(void **state) {
+    (void)state;
+    static const struct {
+        enum grammar_kind kind;
+        const char *text, *prefixes[4];
+    } cases[] = {
+        {GRAMMAR_REGEX, "[a-z]{2,9}( [a-z]{1,12}){0,4}", {"", "a", "abcdefgh", "ab c"}},
+        {GRAMMAR_REGEX, " ?[a-z]{0,5}x", {"", " ", " abcd"}},
+        {GRAMMAR_REGEX, "( [a-z]+)+", {"", " ", " a"}},
+        {GRAMMAR_REGEX, "(ab|[a-z]{3})*", {"", "a", "ab"}},
+        {GRAMMAR_REGEX, "[A-Za-z0-9]{1,4}!", {"", "Ab", "Ab12"}},
+        {GRAMMAR_REGEX, "\\w{1,20}", {"", "abcdef", "abcdefghijklmnopq"}},
+        {GRAMMAR_REGEX, "\\S+", {"", "\""}},
+        {GRAMMAR_REGEX, "[\u4e00-\u9fa5]{1,3}", {"", "\u65e5", "\u65e5\u672c", "\xE6"}},
+        {GRAMMAR_REGEX, "[\u4e00-\u9fff]{16,17}.", {"", "\xE9\xBE"}},
+        {GRAMMAR_REGEX, "[\u3040-\u9fa5]+", {"", "\u65e5"}},
+        {GRAMMAR_REGEX, ".{1,20}", {"", "abc", "abc def", "abc def ghi jkl mn"}},
+        {GRAMMAR_REGEX, ".*foo.*", {"", "f", "fo", "foo"}},
+        {GRAMMAR_REGEX, "[^\n]{15,16}\n", {"", "abc", "abc def ghi jk"}},
+        {GRAMMAR_SCHEMA, "{\"type\":\"string\",\"minLength\":2,\"maxLength\":18}",
+            {"\"", "\"a", "\"abc", "\"abcdefgh ijklmno"}},
+        {GRAMMAR_SCHEMA, "{\"type\":\"string\",\"pattern\":\"[0-9]\"}", {"\"", "\"a", "\"1"}},
+        {GRAMMAR_SCHEMA, "{\"properties\":{\"abc\":{},\"hello\":{}},\"type\":\"object\"}",
+            {"{\"", "{\"hel", "{\"x"}},
+        {GRAMMAR_SCHEMA, "{\"items\":{\"type\":\"string\"},\"type\":\"array\",\"maxItems\":200}",
+            {"[\"", "[\"a\\", "[\"\xE6\x97", "[\"a\","}},
+    };
+    struct tokenizer *tokenizer;
+    uint32_t count;
+    struct grammar_vocabulary *vocabulary = real_vocabulary(&tokenizer, &count);
+    uint64_t *bits = calloc(count / 64 + 1, sizeof *bits);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const struct grammar_specification specification = {.kind = cases[i].kind,
+            .text = cases[i].text,
+            .bytes = strlen(cases[i].text),
+            .marker_token = GRAMMAR_NO_TOKEN};
+        struct grammar *grammar;
+        assert_int_equal(grammar_compile(&specification, &grammar), OK);
+        for (int j = 0; j < 4 && cases[i].prefixes[j]; j++) {
+            struct grammar_matcher *matcher;
+            size_t taken = 0, bytes = strlen(cases[i].prefixes[j]);
+            assert_int_equal(grammar_matcher_create(grammar, vocabulary, &matcher), OK);
+            assert_int_equal(grammar_matcher_accept_bytes(matcher, cases[i].prefixes[j], bytes, &taken), OK);
+            assert_int_equal(taken, bytes);
+            assert_true(check_mask(matcher, count, bits) > 0);
+            grammar_matcher_free(matcher);
+        }
+        grammar_free(grammar);
+    }
+    free(bits);
+    grammar_vocabulary_free(vocabulary);
+    tokenizer_free(tokenizer);
+}
+
 /* ---- ends and limits ---- */
 
 static void depth_ends_quietly(void **state) {
@@ -396,7 +451,8 @@ static void rules_without_an_end_are_refused(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(random_rules_have_their_texts),
         cmocka_unit_test(random_walks_agree_with_fresh_matchers),
-        cmocka_unit_test(real_masks_agree_with_accept), cmocka_unit_test(depth_ends_quietly),
+        cmocka_unit_test(real_masks_agree_with_accept),
+        cmocka_unit_test(masks_of_common_texts_agree_with_accept), cmocka_unit_test(depth_ends_quietly),
         cmocka_unit_test(finished_matchers_answer_quietly),
         cmocka_unit_test(rules_without_an_end_are_refused)};
     return cmocka_run_group_tests(tests, NULL, NULL);
