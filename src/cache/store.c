@@ -85,9 +85,10 @@ int32_t store_find(
 }
 
 void store_use(struct store *store, const struct cache_key *keys, int32_t count) {
+    double now = wall_clock();
     pthread_mutex_lock(&store->notes_lock);
     for (int32_t i = 0; i < count && store->used_count < STORE_MOST_USES; i++)
-        store->used[store->used_count++] = keys[i];
+        store->used[store->used_count++] = (struct store_used){keys[i], now};
     pthread_mutex_unlock(&store->notes_lock);
 }
 
@@ -506,18 +507,18 @@ static enum result remove_forgotten(struct store *store, const struct store_plac
     return status;
 }
 
-static enum result write_uses(struct store *store, const struct cache_key *keys, int32_t count) {
+static enum result write_uses(struct store *store, const struct store_used *uses, int32_t count) {
     struct index_change change;
-    double now = wall_clock();
     TRY(index_begin(store->index, &change));
     enum result status = OK;
     for (int32_t i = 0; status == OK && i < count; i++) {
         struct index_entry entry;
-        if (!index_get(&change, &keys[i], &entry))
+        if (!index_get(&change, &uses[i].key, &entry))
             continue;
         entry.uses++;
-        entry.last_used = now;
-        status = index_put(&change, &keys[i], &entry);
+        if (uses[i].when > entry.last_used)
+            entry.last_used = uses[i].when;
+        status = index_put(&change, &uses[i].key, &entry);
     }
     if (status == OK)
         return index_commit(&change);
@@ -546,15 +547,15 @@ static void settle_forgotten(struct store *store) {
 static void settle_uses(struct store *store) {
     pthread_mutex_lock(&store->notes_lock);
     int32_t count = store->used_count;
-    struct cache_key *keys = malloc(((size_t)count + 1) * sizeof *keys);
-    if (keys) {
-        memcpy(keys, store->used, (size_t)count * sizeof *keys);
+    struct store_used *uses = malloc(((size_t)count + 1) * sizeof *uses);
+    if (uses) {
+        memcpy(uses, store->used, (size_t)count * sizeof *uses);
         store->used_count = 0;
     }
     pthread_mutex_unlock(&store->notes_lock);
-    if (keys && count > 0 && write_uses(store, keys, count) != OK)
+    if (uses && count > 0 && write_uses(store, uses, count) != OK)
         store_report(store, store->folder, -1, failure_message());
-    free(keys);
+    free(uses);
 }
 
 void store_settle(struct store *store) {

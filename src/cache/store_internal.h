@@ -33,6 +33,11 @@ struct store_place {
     uint32_t segment;
 };
 
+struct store_used {
+    struct cache_key key;
+    double when;
+};
+
 struct store {
     struct store_options options;
     char folder[STORE_PATH_BYTES - 512], host[STORE_HOST_BYTES];
@@ -47,7 +52,7 @@ struct store {
     pthread_mutex_t notes_lock; /* of what settling writes down */
     struct store_place *forgotten;
     _Atomic int32_t forgotten_count;
-    struct cache_key *used;
+    struct store_used *used;
     int32_t used_count;
 
     struct segment_writer writer;
