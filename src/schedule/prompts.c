@@ -383,10 +383,12 @@ enum result prompts_ended(struct prompts *prompts, const struct prompt *prompt) 
 
 enum result prompts_answered(struct prompts *prompts, const struct prompt *prompt,
     const struct sequence *sequence, const int32_t *token_ids, int32_t count) {
-    /* Of one-shot questions nobody will go on from the answer. */
-    if (!prompt->keys || prompt->traffic == CACHE_TRAFFIC_OTHER)
-        return OK;
     const struct request *request = prompt->request;
+    if (!prompts->options->cache)
+        return OK;
+    const enum cache_traffic traffic = traffic_of(prompts, request);
+    if (traffic == CACHE_TRAFFIC_OTHER)
+        return OK; /* nobody will go on from the answer to a one-shot question */
     int32_t block = prompts->options->space->block_tokens, run = sequence_length(sequence);
     int32_t blocks = run / block, before = request->token_count / block;
     if (blocks <= before || run > request->token_count + count)
@@ -401,7 +403,7 @@ enum result prompts_answered(struct prompts *prompts, const struct prompt *promp
         for (int32_t t = 0; t < run; t++)
             ids[t] = t < request->token_count ? request->token_ids[t] : token_ids[t - request->token_count];
         cache_keys(prompts->options->space, ids, run, images, request->image_count, keys);
-        status = put_blocks(prompts, sequence, keys, before, blocks, prompt->traffic);
+        status = put_blocks(prompts, sequence, keys, before, blocks, traffic);
     }
     free(images);
     free(keys);
