@@ -4,11 +4,8 @@
 #include <string.h> /* memcpy, memset, memcmp */
 
 enum { CLOSURE_LIMIT = 200000 };
-/* Tables are collected above the soft limit, which grows only where a grammar's work would else be done anew
- * again and again; a grammar that needs more than the hard limit at once fails. */
-static const size_t SOFT_LIMIT = (size_t)640 << 10, GROWN_LIMIT = (size_t)16 << 20,
-                    HARD_LIMIT = (size_t)256 << 20;
-enum { CALLS_BETWEEN_COLLECTIONS = 2000 };
+static const size_t HARD_LIMIT = (size_t)256
+                                 << 20; /* of a grammar's tables, all of which are needed at once */
 
 static enum result out_of_memory(void) {
     return fail(ERROR_MEMORY, "no memory to follow a grammar");
@@ -39,25 +36,32 @@ static uint64_t hash_frame(const struct frame *frame) {
     return mix(mix(frame->depth, (uint64_t)frame->node << 32 | frame->index), frame->parent);
 }
 
-static enum result grow_frame_buckets(struct automaton *automaton, size_t count) {
-    uint32_t *buckets = calloc(count, sizeof *buckets);
-    if (!buckets)
-        return out_of_memory();
+static void fill_frame_buckets(struct automaton *automaton) {
+    memset(automaton->frame_buckets, 0, automaton->frame_bucket_count * sizeof(uint32_t));
     for (uint32_t i = 1; i < automaton->frames.count; i++) {
         struct frame *frame = frame_at(automaton, i);
-        uint32_t *bucket = &buckets[hash_frame(frame) & (count - 1)];
+        uint32_t *bucket = &automaton->frame_buckets[hash_frame(frame) & (automaton->frame_bucket_count - 1)];
         frame->next = *bucket;
         *bucket = i;
     }
-    free(automaton->frame_buckets);
-    automaton->frame_buckets = buckets;
-    automaton->frame_bucket_count = count;
+}
+
+/* Twice as many buckets. */
+static enum result grow_buckets(uint32_t **buckets, size_t *count) {
+    size_t grown = *count ? *count * 2 : 64;
+    uint32_t *moved = realloc(*buckets, grown * sizeof *moved);
+    if (!moved)
+        return out_of_memory();
+    *buckets = moved;
+    *count = grown;
     return OK;
 }
 
 static enum result intern_frame(struct automaton *automaton, struct frame wanted, uint32_t *number) {
-    if (automaton->frames.count >= automaton->frame_bucket_count)
-        TRY(grow_frame_buckets(automaton, automaton->frame_bucket_count * 2));
+    if (automaton->frames.count >= automaton->frame_bucket_count) {
+        TRY(grow_buckets(&automaton->frame_buckets, &automaton->frame_bucket_count));
+        fill_frame_buckets(automaton);
+    }
     uint32_t *bucket = &automaton->frame_buckets[hash_frame(&wanted) & (automaton->frame_bucket_count - 1)];
     for (uint32_t i = *bucket; i; i = frame_at(automaton, i)->next) {
         const struct frame *frame = frame_at(automaton, i);
@@ -264,21 +268,15 @@ static uint64_t hash_set(const struct configuration *configurations, uint32_t co
     return hash;
 }
 
-static enum result grow_set_buckets(struct automaton *automaton, size_t count) {
-    uint32_t *buckets = calloc(count, sizeof *buckets);
-    if (!buckets)
-        return out_of_memory();
+static void fill_set_buckets(struct automaton *automaton) {
+    memset(automaton->set_buckets, 0, automaton->set_bucket_count * sizeof(uint32_t));
     for (uint32_t i = 1; i < automaton->sets.count; i++) {
         struct set *set = set_at(automaton, i);
         uint64_t hash = hash_set(configurations_of(automaton, set), set->count, set->accepting);
-        uint32_t *bucket = &buckets[hash & (count - 1)];
+        uint32_t *bucket = &automaton->set_buckets[hash & (automaton->set_bucket_count - 1)];
         set->next = *bucket;
         *bucket = i;
     }
-    free(automaton->set_buckets);
-    automaton->set_buckets = buckets;
-    automaton->set_bucket_count = count;
-    return OK;
 }
 
 static enum result add_set(
@@ -309,8 +307,10 @@ static enum result intern_found(struct automaton *automaton, uint32_t *number) {
     *number = DEAD_SET;
     if (!count && !automaton->accepting)
         return OK;
-    if (automaton->sets.count >= automaton->set_bucket_count)
-        TRY(grow_set_buckets(automaton, automaton->set_bucket_count * 2));
+    if (automaton->sets.count >= automaton->set_bucket_count) {
+        TRY(grow_buckets(&automaton->set_buckets, &automaton->set_bucket_count));
+        fill_set_buckets(automaton);
+    }
     uint64_t hash = hash_set(found, count, automaton->accepting);
     uint32_t *bucket = &automaton->set_buckets[hash & (automaton->set_bucket_count - 1)];
     for (*number = *bucket; *number; *number = set_at(automaton, *number)->next) {
@@ -485,6 +485,11 @@ size_t automaton_bytes(const struct automaton *automaton) {
            masks_bytes(automaton);
 }
 
+void automaton_rehash(struct automaton *automaton) {
+    fill_frame_buckets(automaton);
+    fill_set_buckets(automaton);
+}
+
 static enum result fill(struct grammar *grammar) {
     struct automaton *automaton = grammar->automaton;
     TRY(masks_create(automaton));
@@ -493,8 +498,9 @@ static enum result fill(struct grammar *grammar) {
     *frame_at(automaton, 0) = (struct frame){0};
     *set_at(automaton, DEAD_SET) = (struct set){0};
     automaton->frames.count = automaton->sets.count = 1;
-    TRY(grow_frame_buckets(automaton, 64));
-    TRY(grow_set_buckets(automaton, 64));
+    TRY(grow_buckets(&automaton->frame_buckets, &automaton->frame_bucket_count));
+    TRY(grow_buckets(&automaton->set_buckets, &automaton->set_bucket_count));
+    automaton_rehash(automaton);
     begin_closure(automaton);
     TRY(push(automaton, grammar->root, 0, 0));
     TRY(work_off(automaton, grammar));
@@ -507,18 +513,11 @@ enum result automaton_create(struct grammar *grammar, const struct grammar_vocab
         return out_of_memory();
     grammar->automaton = automaton;
     automaton->vocabulary = vocabulary;
-    automaton->limit = SOFT_LIMIT;
+    automaton->limit = AUTOMATON_SOFT_LIMIT;
     enum result status = fill(grammar);
     if (status != OK) {
         automaton_free(automaton);
         grammar->automaton = NULL;
     }
     return status;
-}
-
-enum result automaton_collect(struct grammar *grammar) {
-    grammar->automaton->limit = grammar->automaton->limit > GROWN_LIMIT + CALLS_BETWEEN_COLLECTIONS
-                                    ? GROWN_LIMIT
-                                    : grammar->automaton->limit;
-    return OK;
 }

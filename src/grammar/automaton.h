@@ -41,6 +41,9 @@ struct set {
     uint8_t to_the_end; /* bit of a case: behind so many characters none of the kind can follow */
 };
 
+/* Bytes of a grammar's tables above which they are collected at first. */
+#define AUTOMATON_SOFT_LIMIT ((size_t)640 << 10)
+
 struct array {
     void *data;
     size_t count, capacity;
@@ -115,8 +118,12 @@ MUST_CHECK enum result automaton_step_token(
 MUST_CHECK enum result automaton_row(struct grammar *grammar, uint32_t set, uint32_t *row);
 /* The set whose mask is that of `set`: without the counts that no token is long enough to reach. */
 MUST_CHECK enum result automaton_masked(struct grammar *grammar, uint32_t set, uint32_t *masked);
-/* Throws away what no matcher's history needs, when the tables have grown over their limit. */
-MUST_CHECK enum result automaton_collect(struct grammar *grammar);
+/* Fills the hash tables of frames and sets anew; there must not be more of them than before. */
+void automaton_rehash(struct automaton *automaton);
+
+/* Throws away what no matcher's history and no kept mask needs, when the tables have grown over their limit
+ * (collection.c). */
+void automaton_collect(struct grammar *grammar);
 
 /* The tokens that may follow `set` (masks.c). */
 MUST_CHECK enum result masks_take(struct grammar *grammar, uint32_t set, uint64_t *bits);

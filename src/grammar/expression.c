@@ -48,7 +48,8 @@ struct expressions {
     size_t bucket_count, partition_bucket_count;
     enum result failure;
     const char *why;
-    bool exploring; /* rows of dead ends are being found out */
+    bool exploring;  /* rows of dead ends are being found out */
+    uint32_t *moved; /* of a collection: the new number of each node, UINT32_MAX where it is thrown away */
     struct meet meets[MEETS_KEPT];
 };
 
@@ -134,23 +135,26 @@ static bool equal_nodes(const struct expressions *e, const struct node *a, const
     return a->a == b->a && a->b == b->b;
 }
 
+static void fill_buckets(struct expressions *e) {
+    memset(e->buckets, 0xFF, e->bucket_count * sizeof *e->buckets);
+    for (uint32_t i = 0; i < e->nodes.count; i++) {
+        struct node *node = node_at(e, i);
+        uint32_t *bucket = &e->buckets[hash_node(e, node) & (e->bucket_count - 1)];
+        node->next = *bucket;
+        *bucket = i;
+    }
+}
+
 static bool grow_buckets(struct expressions *e) {
     size_t count = e->bucket_count ? e->bucket_count * 2 : 256;
-    uint32_t *buckets = malloc(count * sizeof *buckets);
+    uint32_t *buckets = realloc(e->buckets, count * sizeof *buckets);
     if (!buckets) {
         (void)failed(e, ERROR_MEMORY, "no memory for a grammar");
         return false;
     }
-    memset(buckets, 0xFF, count * sizeof *buckets);
-    for (uint32_t i = 0; i < e->nodes.count; i++) {
-        struct node *node = node_at(e, i);
-        uint32_t *bucket = &buckets[hash_node(e, node) & (count - 1)];
-        node->next = *bucket;
-        *bucket = i;
-    }
-    free(e->buckets);
     e->buckets = buckets;
     e->bucket_count = count;
+    fill_buckets(e);
     return true;
 }
 
@@ -252,6 +256,7 @@ void expressions_free(struct expressions *e) {
         return;
     for (uint32_t i = 0; i < e->partitions.count; i++)
         free(partition_at(e, i));
+    free(e->moved);
     free(e->nodes.data);
     free(e->lists.data);
     free(e->sets.data);
@@ -676,6 +681,8 @@ uint32_t expression_partition(struct expressions *e, uint32_t a) {
 
 /* ---- derivatives ---- */
 
+static const uint32_t NOT_DERIVED = UINT32_MAX - 1; /* a place of a row */
+
 static uint32_t raw_derivative(struct expressions *e, uint32_t a, unsigned byte);
 
 static uint32_t derive_list(struct expressions *e, const struct node *node, unsigned byte) {
@@ -732,34 +739,39 @@ static uint32_t derive(struct expressions *e, const struct node *node, unsigned 
     return EXPRESSION_NOTHING;
 }
 
-/* The derivatives of all classes of bytes of `a`, made on first use. */
-static uint32_t *derivatives(struct expressions *e, uint32_t a) {
-    struct node node = *node_at(e, a);
-    if (node.row)
-        return row_at(e, node.row - 1);
-    uint32_t partition = expression_partition(e, a), classes = partition_at(e, partition)->classes;
-    size_t row = pool_add(e, &e->rows, classes);
+/* The place of the derivatives of `a` by class of bytes, each made on first use; SIZE_MAX: failed. */
+static size_t row_of(struct expressions *e, uint32_t a) {
+    if (node_at(e, a)->row)
+        return node_at(e, a)->row - 1;
+    uint32_t classes = partition_at(e, expression_partition(e, a))->classes;
+    size_t row = e->failure == OK ? pool_add(e, &e->rows, classes) : SIZE_MAX;
     if (row == SIZE_MAX)
-        return NULL;
-    for (uint32_t class = 0; class < classes; class ++) {
-        const uint8_t *first = memchr(partition_at(e, partition)->class_of, (int)class, 256);
-        unsigned byte = first ? (unsigned)(first - partition_at(e, partition)->class_of) : 0;
-        uint32_t derived = derive(e, &node, byte);
-        if (derived == EXPRESSION_FAILED)
-            return NULL;
-        *row_at(e, (uint32_t)row + class) = derived;
-    }
+        return SIZE_MAX;
+    for (uint32_t class = 0; class < classes; class ++)
+        *row_at(e, (uint32_t)row + class) = NOT_DERIVED;
     node_at(e, a)->row = (uint32_t)row + 1;
-    return row_at(e, (uint32_t)row);
+    return row;
 }
 
 static uint32_t raw_derivative(struct expressions *e, uint32_t a, unsigned byte) {
-    if (e->failure != OK)
+    size_t row = e->failure == OK ? row_of(e, a) : SIZE_MAX;
+    if (row == SIZE_MAX)
         return EXPRESSION_FAILED;
-    const uint32_t *row = derivatives(e, a);
-    if (!row)
-        return EXPRESSION_FAILED;
-    return row[partition_at(e, node_at(e, a)->partition)->class_of[byte]];
+    uint32_t place = (uint32_t)row + partition_at(e, node_at(e, a)->partition)->class_of[byte];
+    if (*row_at(e, place) != NOT_DERIVED)
+        return *row_at(e, place);
+    struct node node = *node_at(e, a);
+    uint32_t derived = derive(e, &node, byte);
+    if (derived != EXPRESSION_FAILED)
+        *row_at(e, place) = derived;
+    return derived;
+}
+
+/* The derivative by a class of bytes. */
+static uint32_t class_derivative(struct expressions *e, uint32_t a, uint32_t class) {
+    const uint8_t *class_of = partition_at(e, expression_partition(e, a))->class_of;
+    const uint8_t *first = memchr(class_of, (int)class, 256);
+    return first ? raw_derivative(e, a, (unsigned)(first - class_of)) : EXPRESSION_NOTHING;
 }
 
 /* ---- which expressions have a text ---- */
@@ -798,13 +810,10 @@ static enum liveness explore(struct expressions *e, uint32_t a) {
         next = EXPRESSION_NOTHING;
         while (way.count && next == EXPRESSION_NOTHING) {
             struct step *last = (struct step *)way.data + way.count - 1;
-            const uint32_t *row = derivatives(e, last->at);
-            if (!row)
-                next = EXPRESSION_FAILED;
-            else if (last->class == partition_at(e, node_at(e, last->at)->partition)->classes)
+            if (last->class == partition_at(e, expression_partition(e, last->at))->classes)
                 way.count--;
             else
-                next = row[last->class ++];
+                next = class_derivative(e, last->at, last->class ++);
         }
         if (next == EXPRESSION_NOTHING)
             break;
@@ -901,6 +910,97 @@ static uint32_t reduce(struct expressions *e, uint32_t a, const struct within *w
 uint32_t expression_within(
     struct expressions *e, uint32_t a, expression_longest_run longest, const void *context) {
     return reduce(e, a, &(struct within){longest, context}, 0);
+}
+
+/* ---- collection ---- */
+
+bool expressions_begin_collection(struct expressions *e) {
+    free(e->moved);
+    e->moved = malloc((e->nodes.count + 1) * sizeof *e->moved);
+    if (!e->moved)
+        return false;
+    memset(e->moved, 0xFF, e->nodes.count * sizeof *e->moved);
+    expressions_keep(e, EXPRESSION_NOTHING);
+    expressions_keep(e, EXPRESSION_EMPTY);
+    return true;
+}
+
+void expressions_keep(struct expressions *e, uint32_t a) {
+    e->moved[a] = 0;
+}
+
+/* Keeps the operands of what is kept, which have lower numbers; gives the members of all lists together. */
+static size_t keep_operands(struct expressions *e) {
+    size_t members = 0;
+    for (uint32_t i = (uint32_t)e->nodes.count; i-- > 0;) {
+        const struct node *node = node_at(e, i);
+        if (e->moved[i] == UINT32_MAX)
+            continue;
+        if (node->kind == CONCATENATION || node->kind == COMPLEMENT || node->kind == REPEAT)
+            expressions_keep(e, node->a);
+        if (node->kind == CONCATENATION)
+            expressions_keep(e, node->b);
+        if (node->kind != EITHER && node->kind != BOTH)
+            continue;
+        members += node->b;
+        for (uint32_t member = 0; member < node->b; member++)
+            expressions_keep(e, list_at(e, node->a)[member]);
+    }
+    return members;
+}
+
+/* The node with its operands' new numbers; those of a list go behind the `used` ones of `lists`. */
+static void move_operands(struct expressions *e, struct node *node, uint32_t *lists, size_t *used) {
+    node->row = 0;
+    if (node->kind == EITHER || node->kind == BOTH) {
+        for (uint32_t member = 0; member < node->b; member++)
+            lists[*used + member] = e->moved[list_at(e, node->a)[member]];
+        node->a = (uint32_t)*used;
+        *used += node->b;
+        return;
+    }
+    if (node->kind == CONCATENATION)
+        node->b = e->moved[node->b];
+    if (node->kind == CONCATENATION || node->kind == COMPLEMENT || node->kind == REPEAT)
+        node->a = e->moved[node->a];
+}
+
+static void shrink(struct pool *pool) {
+    size_t capacity = pool->count + pool->count / 4 + 32;
+    void *data = capacity < pool->capacity ? realloc(pool->data, capacity * pool->item) : NULL;
+    if (data) {
+        pool->data = data;
+        pool->capacity = capacity;
+    }
+}
+
+bool expressions_end_collection(struct expressions *e) {
+    size_t members = keep_operands(e), used = 0, kept = 0;
+    uint32_t *lists = malloc((members + 1) * sizeof *lists);
+    if (!lists)
+        return false;
+    for (uint32_t i = 0; i < e->nodes.count; i++) {
+        if (e->moved[i] == UINT32_MAX)
+            continue;
+        struct node node = *node_at(e, i);
+        e->moved[i] = (uint32_t)kept;
+        move_operands(e, &node, lists, &used);
+        *node_at(e, (uint32_t)kept++) = node;
+    }
+    free(e->lists.data);
+    e->lists.data = lists;
+    e->lists.count = used;
+    e->lists.capacity = members + 1;
+    e->nodes.count = kept;
+    e->rows.count = 0;
+    shrink(&e->nodes);
+    shrink(&e->rows);
+    fill_buckets(e);
+    return true;
+}
+
+uint32_t expressions_moved(const struct expressions *e, uint32_t a) {
+    return e->moved[a];
 }
 
 bool expression_matches(struct expressions *e, uint32_t a, const char *text, size_t bytes) {

@@ -77,6 +77,14 @@ uint32_t expression_meet(struct expressions *expressions, uint32_t a, uint32_t b
 /* The class of each byte, valid as long as `expressions`; stores how many there are unless `count` is NULL. */
 const uint8_t *expression_classes(const struct expressions *expressions, uint32_t partition, uint32_t *count);
 
+/* Throws away what is not kept: call begin, keep for each expression that is still needed, and end; then
+ * expressions_moved gives the new number of a kept one until the next begin. False: no memory, and nothing was done
+ * (begin) or thrown away (end). */
+bool expressions_begin_collection(struct expressions *expressions);
+void expressions_keep(struct expressions *expressions, uint32_t a);
+bool expressions_end_collection(struct expressions *expressions);
+uint32_t expressions_moved(const struct expressions *expressions, uint32_t a);
+
 bool expression_matches(struct expressions *expressions, uint32_t a, const char *text, size_t bytes);
 
 #endif

@@ -118,9 +118,8 @@ enum result grammar_matcher_mask(struct grammar_matcher *matcher, uint64_t *bits
         return OK;
     }
     lock(matcher);
-    enum result status = automaton_collect(matcher->grammar);
-    if (status == OK)
-        status = masks_take(matcher->grammar, present(matcher), bits);
+    automaton_collect(matcher->grammar);
+    enum result status = masks_take(matcher->grammar, present(matcher), bits);
     unlock(matcher);
     return status;
 }
@@ -155,8 +154,8 @@ static enum result follow_token(
 
 static enum result accept(struct grammar_matcher *matcher, uint32_t token, bool *accepted) {
     struct grammar *grammar = matcher->grammar;
+    automaton_collect(grammar);
     uint32_t reached = present(matcher);
-    TRY(automaton_collect(grammar));
     if (token == matcher->vocabulary->end)
         *accepted = set_at(grammar->automaton, reached)->accepting;
     else
@@ -186,9 +185,8 @@ enum result grammar_matcher_accept_bytes(
     if (matcher->finished)
         return OK;
     lock(matcher);
-    enum result status = automaton_collect(matcher->grammar);
-    if (status == OK)
-        status = follow(matcher->grammar, present(matcher), text, bytes, &reached, taken);
+    automaton_collect(matcher->grammar);
+    enum result status = follow(matcher->grammar, present(matcher), text, bytes, &reached, taken);
     if (status == OK)
         status = remember(matcher, reached);
     unlock(matcher);
