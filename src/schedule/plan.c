@@ -1,10 +1,11 @@
 #include "schedule/plan.h"
 
+#include "schedule/loads.h"
 #include "schedule/prompt_order.h"
 #include "schedule/prompt_trie.h"
 
 #include <stdbool.h> /* bool */
-#include <stdlib.h>  /* malloc, qsort */
+#include <stdlib.h>  /* malloc, calloc, qsort */
 
 /* Whole families go to ranks, the costliest first, each to the rank that has least. When that leaves a rank with too much,
  * families are cut: all prompts are laid in a row, rank after rank, and the row is cut anew into pieces that cost no more than the
@@ -43,60 +44,6 @@ static double request_work(
 
 static enum result fail_memory(const struct planning *planning) {
     return fail(ERROR_MEMORY, "out of memory for the plan of %lld requests", (long long)planning->count);
-}
-
-/* ---- the rank that has least ---- */
-
-/* A heap of ranks: the one with the least load, and of equals the first one, on top. */
-struct loads {
-    double *load;  /* [ranks] */
-    int32_t *heap; /* [ranks] */
-    int32_t ranks;
-};
-
-static enum result loads_create(struct loads *loads, int32_t ranks) {
-    *loads = (struct loads){.ranks = ranks};
-    loads->load = calloc((size_t)ranks, sizeof *loads->load);
-    loads->heap = malloc((size_t)ranks * sizeof *loads->heap);
-    if (!loads->load || !loads->heap)
-        return fail(ERROR_MEMORY, "out of memory for the loads of %d ranks", ranks);
-    for (int32_t i = 0; i < ranks; i++)
-        loads->heap[i] = i;
-    return OK;
-}
-
-static void loads_free(struct loads *loads) {
-    free(loads->load);
-    free(loads->heap);
-}
-
-static bool has_less(const struct loads *loads, int32_t a, int32_t b) {
-    double left = loads->load[loads->heap[a]], right = loads->load[loads->heap[b]];
-    return left < right || (!(right < left) && loads->heap[a] < loads->heap[b]);
-}
-
-/* Adds to the rank with the least load, and returns it. */
-static int32_t loads_add(struct loads *loads, double added) {
-    int32_t rank = loads->heap[0], at = 0;
-    loads->load[rank] += added;
-    for (;;) {
-        int32_t child = 2 * at + 1;
-        if (child + 1 < loads->ranks && has_less(loads, child + 1, child))
-            child++;
-        if (child >= loads->ranks || has_less(loads, at, child))
-            return rank;
-        int32_t moved = loads->heap[at];
-        loads->heap[at] = loads->heap[child];
-        loads->heap[child] = moved;
-        at = child;
-    }
-}
-
-static double loads_most(const struct loads *loads) {
-    double most = 0;
-    for (int32_t i = 0; i < loads->ranks; i++)
-        most = loads->load[i] > most ? loads->load[i] : most;
-    return most;
 }
 
 /* ---- families ---- */
@@ -360,26 +307,23 @@ static enum result place_as_they_come(struct planning *planning, enum plan_place
 
 /* ---- the ranks' orders ---- */
 
-/* What one rank has, in memory for the longest rank. */
+/* What one rank has. */
 struct share {
     int64_t count;
-    int64_t *place;  /* [count] in the plan's order */
     int64_t *order;  /* [count] requests */
     int32_t *shared; /* [count] with the one before it */
-    int64_t *leaves; /* [count] */
+    int64_t *leaves; /* [count] the rank's order: numbers of these */
 };
 
-static enum result share_create(const struct planning *planning, struct share *share) {
-    size_t count = (size_t)planning->count + 1;
-    *share = (struct share){.place = malloc(count * sizeof *share->place),
-        .order = malloc(count * sizeof *share->order),
+static enum result share_create(const struct planning *planning, int64_t requests, struct share *share) {
+    size_t count = (size_t)requests + 1;
+    *share = (struct share){.order = malloc(count * sizeof *share->order),
         .shared = malloc(count * sizeof *share->shared),
         .leaves = malloc(count * sizeof *share->leaves)};
-    return share->place && share->order && share->shared && share->leaves ? OK : fail_memory(planning);
+    return share->order && share->shared && share->leaves ? OK : fail_memory(planning);
 }
 
 static void share_free(struct share *share) {
-    free(share->place);
     free(share->order);
     free(share->shared);
     free(share->leaves);
@@ -443,19 +387,30 @@ static void sort_by_rank(const struct planning *planning, int64_t *first, int64_
     first[0] = 0;
 }
 
+static enum result write_rank(const struct planning *planning, const int64_t *places, int64_t count,
+    bool families, struct plan_entry *entries) {
+    struct share share;
+    enum result status = share_create(planning, count, &share);
+    if (status == OK)
+        take_share(planning, places, count, families, &share);
+    if (status == OK && families)
+        status = arrange_share(planning, &share);
+    if (status == OK)
+        write_share(planning, &share, entries);
+    share_free(&share);
+    return status;
+}
+
 static enum result write_ranks(
     const struct planning *planning, bool families, struct plan_entry *entries, int64_t *first) {
-    struct share share;
-    enum result status = share_create(planning, &share);
+    int64_t *places = malloc(((size_t)planning->count + 1) * sizeof *places);
+    enum result status = places ? OK : fail_memory(planning);
     if (status == OK)
-        sort_by_rank(planning, first, share.place);
-    for (int32_t rank = 0; status == OK && rank < planning->ranks; rank++) {
-        take_share(planning, share.place + first[rank], first[rank + 1] - first[rank], families, &share);
-        if (families)
-            status = arrange_share(planning, &share);
-        write_share(planning, &share, entries + first[rank]);
-    }
-    share_free(&share);
+        sort_by_rank(planning, first, places);
+    for (int32_t rank = 0; status == OK && rank < planning->ranks; rank++)
+        status = write_rank(
+            planning, places + first[rank], first[rank + 1] - first[rank], families, entries + first[rank]);
+    free(places);
     return status;
 }
 

@@ -1,7 +1,7 @@
 #include "schedule/prompt_trie.h"
 
 #include <stdbool.h> /* bool */
-#include <stdlib.h>  /* malloc, qsort */
+#include <stdlib.h>  /* malloc, calloc, qsort */
 
 /* ---- building ---- */
 
@@ -90,8 +90,8 @@ enum result prompt_trie_build(const struct plan_request *requests, const int64_t
     *trie = (struct prompt_trie){.count = count, .node_count = count};
     struct building building = {.trie = trie};
     trie->nodes = malloc(2 * most * sizeof *trie->nodes);
-    building.path = malloc((most + 1) * sizeof *building.path);
-    building.last_child = malloc(most * sizeof *building.last_child);
+    building.path = calloc(most + 1, sizeof *building.path);
+    building.last_child = calloc(most, sizeof *building.last_child);
     bool memory = trie->nodes && building.path && building.last_child;
     if (memory)
         build(&building, requests, order, shared);
