@@ -280,18 +280,33 @@ static void append_step(struct buffer *path, const struct json *child, size_t in
     }
 }
 
-bool schema_path(struct buffer *path, const struct json *root, const struct json *value) {
-    if (root == value)
-        return true;
-    size_t index = 0, length = path->bytes;
-    if (root->kind != JSON_OBJECT && root->kind != JSON_ARRAY)
-        return false;
-    for (const struct json *child = root->first; child; child = child->next, index++) {
-        append_step(path, child, index);
-        if (schema_path(path, child, value))
+/* The way from the root to a value, the last step first. */
+struct way {
+    const struct json *child;
+    size_t index;
+    const struct way *outer;
+};
+
+static void append_way(struct buffer *path, const struct way *way) {
+    if (!way)
+        return;
+    append_way(path, way->outer);
+    append_step(path, way->child, way->index);
+}
+
+static bool find_path(
+    struct buffer *path, const struct json *from, const struct json *value, const struct way *way) {
+    if (from == value)
+        append_way(path, way);
+    if (from == value || (from->kind != JSON_OBJECT && from->kind != JSON_ARRAY))
+        return from == value;
+    struct way next = {.child = from->first, .outer = way};
+    for (; next.child; next.child = next.child->next, next.index++)
+        if (find_path(path, next.child, value, &next))
             return true;
-        path->bytes = length;
-        path->data[length] = '\0';
-    }
     return false;
+}
+
+bool schema_path(struct buffer *path, const struct json *root, const struct json *value) {
+    return find_path(path, root, value, NULL);
 }
