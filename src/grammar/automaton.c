@@ -429,8 +429,8 @@ static enum result masked_frame(struct grammar *grammar, uint32_t number, uint32
     return OK;
 }
 
-static uint32_t longest_run(const void *vocabulary, const bool bytes[256]) {
-    return vocabulary_longest_run(vocabulary, bytes);
+static uint32_t longest_run(const void *vocabulary, const bool bytes[256], uint32_t shortest) {
+    return vocabulary_longest_run(vocabulary, bytes, shortest);
 }
 
 enum result automaton_masked(struct grammar *grammar, uint32_t number, uint32_t *masked) {

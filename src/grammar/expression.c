@@ -8,7 +8,7 @@ enum kind { NOTHING, EMPTY, BYTES, CONCATENATION, EITHER, BOTH, COMPLEMENT, REPE
 enum liveness { UNKNOWN, ALIVE, DEAD };
 
 /* Of derivatives, which call themselves: a few hundred bytes of stack each. */
-enum { HEIGHT_LIMIT = 1024 };
+enum { HEIGHT_LIMIT = 256 };
 
 /* `a`, `b`: operands, or numbers of MULTIPLE; lists of EITHER and BOTH lie in `lists` from `a`, `b` long; the
  * set of BYTES is `sets[a]`. */
@@ -206,7 +206,7 @@ static uint32_t intern(struct expressions *e, const struct node *wanted) {
         return failed(e, ERROR_INPUT, "the grammar is too large: limit of expressions exceeded");
     uint32_t height = height_of(e, wanted);
     if (height > HEIGHT_LIMIT)
-        return failed(e, ERROR_INPUT, "the grammar has more than 1024 optional parts in a row");
+        return failed(e, ERROR_INPUT, "the grammar has more than 256 optional parts in a row");
     size_t place = pool_add(e, &e->nodes, 1);
     if (place == SIZE_MAX)
         return EXPRESSION_FAILED;
@@ -478,6 +478,52 @@ uint32_t expression_literal(struct expressions *e, const char *bytes, size_t cou
     for (size_t i = count; i > 0; i--)
         literal = expression_concatenate(e, expression_byte(e, (unsigned char)bytes[i - 1]), literal);
     return literal;
+}
+
+static int compare_texts(const void *a, const void *b) {
+    const struct expression_text *x = a, *y = b;
+    size_t shared = x->count < y->count ? x->count : y->count;
+    int order = shared ? memcmp(x->bytes, y->bytes, shared) : 0;
+    return order ? order : (x->count > y->count) - (x->count < y->count);
+}
+
+/* What is behind the first `at` bytes, which are the same, of sorted texts. `depth`: branchings before it. */
+static uint32_t sorted_texts(
+    struct expressions *e, const struct expression_text *texts, size_t count, size_t at, int depth) {
+    enum { DEPTH = 200 };
+    uint32_t alternatives[1 + 256], found = 0;
+    const struct expression_text *first = texts, *last = texts + count - 1;
+    size_t from = at;
+    while (at < first->count && at < last->count && first->bytes[at] == last->bytes[at])
+        at++;
+    uint32_t shared = expression_literal(e, first->bytes + from, at - from);
+    if (depth == DEPTH && count > 1) { /* for the sake of the stack */
+        shared = EXPRESSION_NOTHING;
+        for (size_t i = 0; i < count; i++) {
+            uint32_t both[] = {shared, expression_literal(e, texts[i].bytes + from, texts[i].count - from)};
+            shared = expression_either(e, both, 2);
+        }
+        return shared;
+    }
+    while (texts <= last && texts->count == at) {
+        alternatives[0] = EXPRESSION_EMPTY;
+        found = 1;
+        texts++;
+    }
+    while (texts <= last) {
+        const struct expression_text *group = texts;
+        while (texts <= last && texts->bytes[at] == group->bytes[at])
+            texts++;
+        alternatives[found++] = sorted_texts(e, group, (size_t)(texts - group), at, depth + 1);
+    }
+    return expression_concatenate(e, shared, expression_either(e, alternatives, found));
+}
+
+uint32_t expression_texts(struct expressions *e, struct expression_text *texts, size_t count) {
+    if (!count)
+        return EXPRESSION_NOTHING;
+    qsort(texts, count, sizeof *texts, compare_texts);
+    return sorted_texts(e, texts, count, 0, 0);
 }
 
 uint32_t expression_multiple(struct expressions *e, uint32_t modulus, uint32_t remainder) {
@@ -864,6 +910,32 @@ static bool collect_bytes(const struct expressions *e, uint32_t a, bool bytes[25
     }
 }
 
+/* At least so many bytes have texts of `a`. */
+static uint32_t shortest_text(const struct expressions *e, uint32_t a, int *parts) {
+    enum { PARTS = 1000 };
+    const uint32_t enough = 1 << 16;
+    uint32_t bytes = 0;
+    for (;; a = node_at(e, a)->b) {
+        const struct node *node = node_at(e, a);
+        if (node->nullable || ++*parts > PARTS || bytes >= enough)
+            return bytes;
+        uint32_t least = node->kind == BYTES ? 1 : 0;
+        if (node->kind == CONCATENATION)
+            least = shortest_text(e, node->a, parts);
+        if (node->kind == REPEAT) {
+            least = shortest_text(e, node->a, parts);
+            least = least < enough / (uint32_t)node->least ? least * (uint32_t)node->least : enough;
+        }
+        for (uint32_t i = 0; node->kind == EITHER && i < node->b; i++) {
+            uint32_t one = shortest_text(e, list_at(e, node->a)[i], parts);
+            least = i && least < one ? least : one;
+        }
+        bytes += least;
+        if (node->kind != CONCATENATION)
+            return bytes;
+    }
+}
+
 struct within {
     expression_longest_run longest;
     const void *context;
@@ -872,10 +944,10 @@ struct within {
 static uint32_t run_of(struct expressions *e, uint32_t a, const struct within *within) {
     if (!node_at(e, a)->run) {
         bool bytes[256] = {false};
-        int parts = 0;
+        int parts = 0, measured = 0;
         if (!collect_bytes(e, a, bytes, &parts))
             memset(bytes, true, sizeof bytes);
-        uint32_t run = within->longest(within->context, bytes);
+        uint32_t run = within->longest(within->context, bytes, shortest_text(e, a, &measured));
         node_at(e, a)->run = (run < 1 << 20 ? run : 1 << 20) + 1;
     }
     return node_at(e, a)->run - 1;

@@ -48,6 +48,12 @@ uint32_t expression_complement(struct expressions *expressions, uint32_t a);
 uint32_t expression_repeat(
     struct expressions *expressions, uint32_t a, int32_t least, int32_t most); /* most -1: no end */
 uint32_t expression_literal(struct expressions *expressions, const char *bytes, size_t count);
+/* Any of many texts, so that common beginnings are read once. Sorts the list. */
+struct expression_text {
+    const char *bytes;
+    size_t count;
+};
+uint32_t expression_texts(struct expressions *expressions, struct expression_text *texts, size_t count);
 /* One character of the ranges (ascending, apart; surrogates are left out), in UTF-8. */
 uint32_t expression_code_points(
     struct expressions *expressions, const struct code_range *ranges, size_t count);
@@ -60,11 +66,12 @@ bool expression_nullable(const struct expressions *expressions, uint32_t a);
 uint32_t expression_derivative(struct expressions *expressions, uint32_t a, unsigned char byte);
 /* Whether `a` has no text; true, too, when the search exceeds its limit (then expressions_check fails). */
 bool expression_is_empty(struct expressions *expressions, uint32_t a);
-/* How many bytes of `bytes` (256 flags) can stand in a row at most. */
-typedef uint32_t (*expression_longest_run)(const void *context, const bool bytes[256]);
+/* How often a repetition can begin anew in a row at most: its texts are made of `bytes` (256 flags) and have at least
+ * `shortest` of them. */
+typedef uint32_t (*expression_longest_run)(const void *context, const bool bytes[256], uint32_t shortest);
 /* An expression with the same prefixes of what the runs allow as `a`, and as nullable: counts of repetitions that
- * no run of the repeated bytes reaches are dropped, so that states that differ in those alone become equal. The
- * answers of `longest` are kept: of one `expressions` they must stay the same. */
+ * no run reaches are dropped, so that states that differ in those alone become equal. The answers of `longest` are
+ * kept: of one `expressions` they must stay the same. */
 uint32_t expression_within(
     struct expressions *expressions, uint32_t a, expression_longest_run longest, const void *context);
 

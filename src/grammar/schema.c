@@ -920,10 +920,22 @@ static uint32_t optional(struct schema_compiler *compiler, uint32_t node) {
 static enum result compile_goal(
     struct schema_compiler *compiler, const struct conjunction *conjunction, uint32_t *node);
 
+/* The one spelling of a value of an enum that is no array or object. */
+static void append_scalar(struct buffer *text, const struct json *value) {
+    struct decimal decimal;
+    if (value->kind == JSON_STRING)
+        json_text_append_string(text, value->text, value->bytes);
+    else if (value->kind == JSON_NUMBER && decimal_read(&decimal, value->text, value->bytes))
+        decimal_append(text, &decimal);
+    else
+        buffer_append_text(text, value->kind == JSON_NULL   ? "null"
+                                 : value->kind == JSON_TRUE ? "true"
+                                                            : "false");
+}
+
 /* A value of an enum in its one spelling, blanks between its parts aside. */
 static uint32_t value_node(struct schema_compiler *compiler, const struct json *value) {
     struct buffer text = {0};
-    struct decimal decimal;
     uint32_t node = NONE;
     if (value->kind == JSON_ARRAY || value->kind == JSON_OBJECT) {
         bool object = value->kind == JSON_OBJECT;
@@ -945,14 +957,7 @@ static uint32_t value_node(struct schema_compiler *compiler, const struct json *
             node = pair(compiler, node, compiler->blanks);
         node = pair(compiler, node, text_node(compiler, object ? "}" : "]"));
     } else {
-        if (value->kind == JSON_STRING)
-            json_text_append_string(&text, value->text, value->bytes);
-        else if (value->kind == JSON_NUMBER && decimal_read(&decimal, value->text, value->bytes))
-            decimal_append(&text, &decimal);
-        else
-            buffer_append_text(&text, value->kind == JSON_NULL   ? "null"
-                                      : value->kind == JSON_TRUE ? "true"
-                                                                 : "false");
+        append_scalar(&text, value);
         node = text_node(compiler, text.data);
     }
     buffer_free(&text);
@@ -1228,21 +1233,48 @@ static uint32_t nested(struct schema_compiler *compiler, const char *name, uint3
     return rules_call(compiler->rules, rule);
 }
 
+/* The values of an enum that are no arrays or objects: one terminal. */
+struct scalars {
+    struct buffer text;
+    size_t *ends;
+    size_t count;
+};
+
+static void scalars_node(struct schema_compiler *compiler, const struct scalars *scalars,
+    struct expression_text *texts, uint32_t *node) {
+    for (size_t i = 0, from = 0; i < scalars->count; from = scalars->ends[i++])
+        texts[i] = (struct expression_text){scalars->text.data + from, scalars->ends[i] - from};
+    *node = rules_terminal(compiler->rules, expression_texts(compiler->expressions, texts, scalars->count));
+}
+
 static enum result listed_node(struct schema_compiler *compiler, const struct conjunction *shape,
     const struct json *list, bool only, unsigned wanted, uint32_t *node) {
-    uint32_t *all = malloc((list->count + 1) * sizeof *all);
+    uint32_t *all = malloc((list->count + 2) * sizeof *all);
+    struct scalars scalars = {.ends = malloc((list->count + 1) * sizeof *scalars.ends)};
+    struct expression_text *texts = malloc((list->count + 1) * sizeof *texts);
     size_t count = 0;
-    enum result status = all ? OK : out_of_memory();
+    enum result status = all && texts && scalars.ends ? OK : out_of_memory();
     for (const struct json *value = only ? list : list->first; status == OK && value;
          value = only ? NULL : value->next) {
         bool fits = false;
         status = fits_shape(compiler, value, shape, &fits);
-        if (status == OK && fits && (value->kind != JSON_STRING || wanted & TYPE_STRING))
+        if (status != OK || !fits || (value->kind == JSON_STRING && !(wanted & TYPE_STRING)))
+            continue;
+        if (value->kind == JSON_ARRAY || value->kind == JSON_OBJECT) {
             all[count++] = value_node(compiler, value);
+            continue;
+        }
+        append_scalar(&scalars.text, value);
+        scalars.ends[scalars.count++] = scalars.text.bytes;
     }
+    if (status == OK && scalars.count)
+        scalars_node(compiler, &scalars, texts, &all[count++]);
     *node = count ? rules_choice(compiler->rules, all, count) : (uint32_t)NONE;
     if (status == OK && !count)
         nothing_fits(compiler, first_schema(shape), "no value of 'enum' or 'const' fits the other keywords");
+    buffer_free(&scalars.text);
+    free(scalars.ends);
+    free(texts);
     free(all);
     return status;
 }
@@ -1441,40 +1473,70 @@ static enum result compile_parameter(
     return status;
 }
 
-static enum result compile_parameters(struct schema_compiler *compiler, const struct conjunction *shape,
-    schema_take_parameter take, void *context) {
+/* Keywords of the object of all parameters that a call cannot be held to. */
+static enum result check_parameters(struct schema_compiler *compiler, const struct conjunction *shape) {
+    static const char *const counts[] = {"minProperties", "maxProperties", "enum", "const"};
+    for (size_t i = 0; i < shape->count; i++)
+        for (size_t k = 0; k < sizeof counts / sizeof *counts; k++)
+            if (json_member(shape->schemas[i], counts[k])) {
+                enum result status =
+                    fail(ERROR_INPUT, "'%s' is not supported for a tool's parameters as a whole", counts[k]);
+                return at_schema(compiler, status, shape->schemas[i]);
+            }
+    return OK;
+}
+
+static enum result compile_key_parameter(struct schema_compiler *compiler, const struct conjunction *shape,
+    const struct key *key, const struct schema_parameters_taker *taker, bool *possible) {
+    struct schema_parameter parameter = {.name = key->text, .bytes = key->bytes, .required = key->required};
+    struct key_choice choice = {.key = parameter.name, .bytes = parameter.bytes};
+    struct conjunction goal = {0};
+    enum result status = key_goal(compiler, shape, &choice, &goal);
+    if (status == OK)
+        status = compile_parameter(compiler, &goal, &parameter);
+    free_conjunction(&goal);
+    TRY(status);
+    if (parameter.raw != EXPRESSION_NOTHING || parameter.others != RULES_FAILED)
+        return taker->take(taker->context, &parameter, possible);
+    *possible = !parameter.required;
+    return OK;
+}
+
+static enum result compile_way(struct schema_compiler *compiler, const struct conjunction *shape,
+    const struct schema_parameters_taker *taker, bool *possible) {
     struct keys keys = {0};
-    enum result status = collect_keys(shape, &keys);
-    for (size_t i = 0; status == OK && i < keys.count; i++) {
-        struct schema_parameter parameter = {
-            .name = keys.items[i].text, .bytes = keys.items[i].bytes, .required = keys.items[i].required};
-        struct key_choice choice = {.key = parameter.name, .bytes = parameter.bytes};
-        struct conjunction goal = {0};
-        status = key_goal(compiler, shape, &choice, &goal);
-        if (status == OK)
-            status = compile_parameter(compiler, &goal, &parameter);
-        free_conjunction(&goal);
-        bool possible = parameter.raw != EXPRESSION_NOTHING || parameter.others != RULES_FAILED;
-        if (status == OK && !possible && parameter.required)
-            status = fail(ERROR_INPUT, "%s", compiler->impossible);
-        else if (status == OK && possible)
-            status = take(context, &parameter);
+    *possible = shape_types(compiler, shape) & TYPE_OBJECT;
+    if (!*possible) {
+        nothing_fits(compiler, first_schema(shape), "a tool's parameters are an object");
+        return OK;
     }
+    enum result status = check_parameters(compiler, shape);
+    if (status == OK)
+        status = collect_keys(shape, &keys);
+    for (size_t i = 0; status == OK && *possible && i < keys.count; i++)
+        status = compile_key_parameter(compiler, shape, &keys.items[i], taker, possible);
     free(keys.items);
+    if (status == OK)
+        taker->end_way(taker->context, *possible);
     return status;
 }
 
-enum result schema_compile_parameters(
-    struct schema_compiler *compiler, const struct json *schema, schema_take_parameter take, void *context) {
+enum result schema_compile_parameters(struct schema_compiler *compiler, const struct json *schema,
+    const struct schema_parameters_taker *taker) {
     struct conjunction goal = {0};
     struct shapes shapes = {0};
+    bool any = false;
     enum result status = schema ? add_schema(&goal, schema) : OK;
     if (status == OK)
         status = open_goal(compiler, &goal, &shapes);
-    if (status == OK && shapes.count != 1)
-        status = refuse(compiler, schema, "parameters of a tool must be one object, without anyOf or oneOf");
-    if (status == OK)
-        status = compile_parameters(compiler, &shapes.items[0], take, context);
+    for (size_t i = 0; status == OK && i < shapes.count; i++) {
+        bool possible = false;
+        status = compile_way(compiler, &shapes.items[i], taker, &possible);
+        any = any || possible;
+    }
+    if (status == OK && !any)
+        status = *compiler->impossible ? fail(ERROR_INPUT, "%s", compiler->impossible)
+                                       : refuse(compiler, schema, "no parameters fit");
     free_shapes(&shapes);
     free_conjunction(&goal);
     return status;

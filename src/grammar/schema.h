@@ -29,10 +29,17 @@ struct schema_parameter {
     uint32_t raw, others;
 };
 
-typedef enum result (*schema_take_parameter)(void *context, const struct schema_parameter *parameter);
+/* Who is told of a function's parameters. A schema with anyOf or oneOf has several ways to give them. */
+struct schema_parameters_taker {
+    void *context;
+    /* A parameter of the way, in order. `*possible` false (it is true before): the way has no texts for it. */
+    enum result (*take)(void *context, const struct schema_parameter *parameter, bool *possible);
+    /* All parameters of a way were told; not `possible`: no text goes this way. */
+    void (*end_way)(void *context, bool possible);
+};
 
-/* Calls `take` for each key that a schema of objects declares, in order. */
+/* Tells of each key that a schema of objects declares. ERROR_INPUT, too, when no object fits. */
 MUST_CHECK enum result schema_compile_parameters(
-    struct schema_compiler *compiler, const struct json *schema, schema_take_parameter take, void *context);
+    struct schema_compiler *compiler, const struct json *schema, const struct schema_parameters_taker *taker);
 
 #endif

@@ -13,7 +13,8 @@ enum { TOOLS_LIMIT = 1024 };
 struct tool {
     struct rules *rules;
     const struct grammar_specification *specification;
-    uint32_t body; /* all parameters so far */
+    uint32_t way;  /* the parameters so far of one way to give them */
+    uint32_t body; /* the ways so far, or RULES_FAILED */
 };
 
 static uint32_t text(struct rules *rules, const char *bytes, size_t count) {
@@ -42,13 +43,22 @@ static uint32_t without(struct expressions *e, const char *part) {
     return expression_both(e, both, 2);
 }
 
-static enum result add_parameter(void *context, const struct schema_parameter *parameter) {
+/* A name ends with the quote behind it, and a call's reader takes tags for tags wherever they are. */
+static enum result check_name(const char *name, size_t bytes, const char *what) {
+    bool says = memchr(name, '"', bytes) || memchr(name, '<', bytes) || memchr(name, '>', bytes) ||
+                memchr(name, '\n', bytes) || !bytes;
+    return says ? fail(ERROR_INPUT, "%s must have a name without quotes, angle brackets and line ends", what)
+                : OK;
+}
+
+static enum result add_parameter(void *context, const struct schema_parameter *parameter, bool *possible) {
     struct tool *tool = context;
     struct rules *rules = tool->rules;
     struct expressions *e = rules_expressions(rules);
     uint32_t ways[2], count = 0;
     uint32_t raw_list[] = {parameter->raw, without(e, "</" MARKER " parameter>")};
     uint32_t raw = expression_both(e, raw_list, 2);
+    TRY(check_name(parameter->name, parameter->bytes, "a parameter"));
     if (!expression_is_empty(e, raw)) {
         uint32_t way[] = {words(rules, "\" string=\"true\">"), rules_terminal(rules, raw)};
         ways[count++] = rules_sequence(rules, way, 2);
@@ -57,26 +67,39 @@ static enum result add_parameter(void *context, const struct schema_parameter *p
         uint32_t way[] = {words(rules, "\" string=\"false\">"), parameter->others};
         ways[count++] = rules_sequence(rules, way, 2);
     }
+    *possible = count || !parameter->required;
     if (!count)
-        return parameter->required
-                   ? fail(ERROR_INPUT, "no value fits the parameter \"%.100s\"", parameter->name)
-                   : OK;
+        return OK;
     uint32_t all[] = {tag(tool, "<", " parameter name=\""), text(rules, parameter->name, parameter->bytes),
         rules_choice(rules, ways, count), tag(tool, "</", " parameter>\n")};
     uint32_t whole = rules_sequence(rules, all, 4), none = rules_sequence(rules, NULL, 0);
     uint32_t maybe[] = {none, whole};
-    uint32_t both[] = {tool->body, parameter->required ? whole : rules_choice(rules, maybe, 2)};
-    tool->body = rules_sequence(rules, both, 2);
+    uint32_t both[] = {tool->way, parameter->required ? whole : rules_choice(rules, maybe, 2)};
+    tool->way = rules_sequence(rules, both, 2);
     return OK;
+}
+
+static void begin_way(struct tool *tool) {
+    tool->way = rules_sequence(tool->rules, NULL, 0);
+}
+
+static void end_way(void *context, bool possible) {
+    struct tool *tool = context;
+    uint32_t ways[] = {tool->body, tool->way};
+    if (possible)
+        tool->body = tool->body == RULES_FAILED ? tool->way : rules_choice(tool->rules, ways, 2);
+    begin_way(tool);
 }
 
 /* The parameters as their schema says. */
 static enum result hold_parameters(struct tool *tool, const struct json *schema) {
     struct schema_compiler *compiler = NULL;
-    tool->body = rules_sequence(tool->rules, NULL, 0);
+    const struct schema_parameters_taker taker = {tool, add_parameter, end_way};
+    tool->body = RULES_FAILED;
+    begin_way(tool);
     TRY(schema_compiler_create(
         tool->rules, schema, "parameters", true, tool->specification->compact, &compiler));
-    enum result status = schema_compile_parameters(compiler, schema, add_parameter, tool);
+    enum result status = schema_compile_parameters(compiler, schema, &taker);
     schema_compiler_free(compiler);
     return status;
 }
@@ -102,7 +125,8 @@ static enum result name_parameters(struct tool *tool, const struct json *propert
     static const struct json nothing = {.kind = JSON_OBJECT};
     struct schema_compiler *compiler = NULL;
     struct schema_parameter parameter = {.raw = expression_any_utf8(rules_expressions(tool->rules))};
-    tool->body = rules_sequence(tool->rules, NULL, 0);
+    bool possible = true;
+    begin_way(tool);
     TRY(schema_compiler_create(
         tool->rules, &nothing, "parameters", false, tool->specification->compact, &compiler));
     enum result status = schema_compile(compiler, NULL, &parameter.others);
@@ -110,9 +134,10 @@ static enum result name_parameters(struct tool *tool, const struct json *propert
          property = property->next) {
         parameter.name = property->key;
         parameter.bytes = property->key_bytes;
-        status = add_parameter(tool, &parameter);
+        status = add_parameter(tool, &parameter, &possible);
     }
     schema_compiler_free(compiler);
+    tool->body = tool->way;
     return status;
 }
 
@@ -132,8 +157,9 @@ static enum result compile_parameters(struct tool *tool, const struct json *func
 
 static enum result compile_tool(struct tool *tool, const struct json *function, uint32_t *node) {
     const struct json *name = json_member(function, "name");
-    if (!name || name->kind != JSON_STRING || !name->bytes || strpbrk(name->text, "\"<>\n"))
-        return fail(ERROR_INPUT, "a tool's function needs a 'name' without quotes, brackets and line ends");
+    if (!name || name->kind != JSON_STRING)
+        return fail(ERROR_INPUT, "a tool's function needs a 'name'");
+    TRY(check_name(name->text, name->bytes, "a tool's function"));
     enum result status = compile_parameters(tool, function);
     if (status != OK)
         return fail_context(status, "tool \"%.100s\"", name->text);

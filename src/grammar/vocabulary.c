@@ -277,10 +277,10 @@ static enum result build_classes(struct grammar_vocabulary *vocabulary) {
 
 /* ---- runs ---- */
 
-static bool of_kind(unsigned kind, unsigned char byte) {
+static bool of_sort(unsigned sort, unsigned char byte) {
     bool digit = byte >= '0' && byte <= '9', lower = byte >= 'a' && byte <= 'z';
     bool upper = byte >= 'A' && byte <= 'Z';
-    switch (kind) {
+    switch (sort) {
     case 0:
         return digit;
     case 1:
@@ -296,32 +296,39 @@ static bool of_kind(unsigned kind, unsigned char byte) {
     }
 }
 
-/* The longest run of each kind, in bytes; of bytes above ASCII, in characters, counting the parts at the ends. */
+/* The longest run of each sort, in bytes; of bytes above ASCII, in characters, counting the parts at the ends. */
 static void measure_runs(struct grammar_vocabulary *vocabulary) {
     for (uint32_t token = 0; token < vocabulary->count; token++) {
         uint32_t length = 0, run[RUN_SORTS] = {0};
         const char *text = text_of(vocabulary, token, &length);
         for (uint32_t i = 0; i < length; i++)
-            for (unsigned kind = 0; kind < RUN_SORTS; kind++) {
+            for (unsigned sort = 0; sort < RUN_SORTS; sort++) {
                 unsigned char byte = (unsigned char)text[i];
-                bool part = kind == 1 && run[kind] && byte < 0xC0;
-                run[kind] = of_kind(kind, byte) ? run[kind] + !part : 0;
-                if (run[kind] > vocabulary->runs[kind])
-                    vocabulary->runs[kind] = run[kind];
+                bool part = sort == 1 && run[sort] && byte < 0xC0;
+                run[sort] = of_sort(sort, byte) ? run[sort] + !part : 0;
+                if (run[sort] > vocabulary->runs[sort])
+                    vocabulary->runs[sort] = run[sort];
             }
     }
 }
 
-uint32_t vocabulary_longest_run(const struct grammar_vocabulary *vocabulary, const bool bytes[256]) {
-    uint32_t longest = vocabulary->longest;
-    for (unsigned kind = 0; kind < RUN_SORTS; kind++) {
+uint32_t vocabulary_longest_run(
+    const struct grammar_vocabulary *vocabulary, const bool bytes[256], uint32_t shortest) {
+    enum { CHARACTER_BYTES = 4 };
+    uint32_t longest = vocabulary->longest, run_bytes = longest;
+    for (unsigned sort = 0; sort < RUN_SORTS; sort++) {
         bool within = true;
         for (unsigned byte = 0; within && byte < 256; byte++)
-            within = !bytes[byte] || of_kind(kind, (unsigned char)byte);
-        if (within && vocabulary->runs[kind] < longest)
-            longest = vocabulary->runs[kind];
+            within = !bytes[byte] || of_sort(sort, (unsigned char)byte);
+        if (!within)
+            continue;
+        uint32_t run = vocabulary->runs[sort], most_bytes = run * (sort == 1 ? CHARACTER_BYTES : 1);
+        longest = run < longest ? run : longest;
+        run_bytes = most_bytes < run_bytes ? most_bytes : run_bytes;
     }
-    return longest;
+    /* Between whole ones there may be a part of one at either end. */
+    uint32_t whole = shortest ? run_bytes / shortest + 2 : longest;
+    return whole < longest ? whole : longest;
 }
 
 /* ---- life ---- */

@@ -65,7 +65,9 @@ size_t vocabulary_words(const struct grammar_vocabulary *vocabulary);
 uint32_t vocabulary_base(enum text_kind kind, unsigned characters);
 const uint64_t *vocabulary_mask(const struct grammar_vocabulary *vocabulary, uint32_t base);
 
-/* At most so often does one token go on with a repetition of characters that are made of `bytes` (256 flags). */
-uint32_t vocabulary_longest_run(const struct grammar_vocabulary *vocabulary, const bool bytes[256]);
+/* At most so often does a repetition begin anew in one token: of texts that are made of `bytes` (256 flags) and have
+ * at least `shortest` of them. */
+uint32_t vocabulary_longest_run(
+    const struct grammar_vocabulary *vocabulary, const bool bytes[256], uint32_t shortest);
 
 #endif

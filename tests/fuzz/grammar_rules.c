@@ -56,7 +56,7 @@ static void expression_operation(struct machine *machine, unsigned operation) {
         result = expression_any_utf8(e);
         break;
     case 3: {
-        unsigned modulus = 1 + next_byte(machine);
+        unsigned modulus = 1 + next_byte(machine) % 12;
         result = expression_multiple(e, modulus, next_byte(machine));
         break;
     }
