@@ -129,8 +129,9 @@ static bool lives(struct expressions *e, uint32_t a, const char *text, uint32_t 
     return a != EXPRESSION_NOTHING;
 }
 
-static uint32_t any_run(const void *context, const bool bytes[256]) {
+static uint32_t any_run(const void *context, const bool bytes[256], uint32_t shortest) {
     (void)bytes;
+    (void)shortest;
     return *(const uint32_t *)context;
 }
 
