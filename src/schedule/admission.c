@@ -239,6 +239,19 @@ static enum result read_next(struct admission *admission) {
     return prepare_active(admission, active);
 }
 
+/* Whether the prompts in work fill a step. Those that wait for a beginning do not count: of a conversation's turns only one can
+ * run in a step, and other prompts must fill it. */
+static bool fills_step(const struct admission *admission) {
+    int64_t tokens = 0, wanted = admission->options->step_tokens;
+    for (const struct prefix *prefix = admission->prompts.first; prefix && tokens < wanted;
+         prefix = prefix->next)
+        tokens += prefix->is_ready ? 0 : prompt_runnable(&prefix->prompt);
+    for (const struct active_request *active = admission->first; active && tokens < wanted;
+         active = active->next)
+        tokens += active->decoding ? 0 : prompt_runnable(&active->prompt);
+    return tokens >= wanted;
+}
+
 /* In prefill a request takes one sequence and the token budget is the limit; else its choices fill the
  * batch. */
 static bool has_room(struct admission *admission, const struct active_request *active) {
@@ -261,13 +274,14 @@ static bool has_room(struct admission *admission, const struct active_request *a
     if (!admission->first)
         return true;
     if (options->phase == ENGINE_PREFILL)
-        return admission->prompts.left < options->step_tokens;
+        return !fills_step(admission);
     return admission->choices + active->choice_count <= options->batch;
 }
 
 static enum result load_state(struct admission *admission, struct active_request *active) {
     const struct state_record *state = admission->held_work.state;
     active->decoding = true;
+    active->prompt.request = active->request;
     active->cached_tokens = state->cached_tokens;
     TRY(saving_restore(admission->options->model, &admission->rules, active, state));
     release_state(admission);
@@ -321,9 +335,10 @@ void admission_reopen(struct admission *admission) {
 }
 
 bool admission_is_hungry(const struct admission *admission) {
-    return !admission->held && admission->source_ended && !admission->is_late &&
-           admission->choices < admission->options->batch &&
-           admission->prompts.left < admission->options->step_tokens;
+    const struct engine_options *options = admission->options;
+    bool is_batch_full = options->phase != ENGINE_PREFILL && admission->choices >= options->batch;
+    return !admission->held && admission->source_ended && !admission->is_late && !is_batch_full &&
+           !fills_step(admission);
 }
 
 enum result admission_fill(struct admission *admission) {

@@ -93,4 +93,10 @@ static inline int32_t prompt_rest(const struct prompt *prompt) {
     return prompt->tokens - prompt->done;
 }
 
+/* Tokens that the next step may run of a prompt that is in none: 0 while what it goes on from is not ready. */
+static inline int32_t prompt_runnable(const struct prompt *prompt) {
+    bool can_begin = prompt->sequence || !prompt->from || prompt->from->is_ready;
+    return can_begin && !prompt->in_step ? prompt_rest(prompt) : 0;
+}
+
 #endif
