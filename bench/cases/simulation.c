@@ -5,8 +5,9 @@
 #include <stdlib.h> /* calloc, realloc */
 
 enum {
-    READS_A_STEP = 64, /* as in schedule/admission.c */
-    LEAST_SHARED = 32  /* tokens between beginnings that are kept, as in schedule/prompts.c */
+    READS_A_STEP = 64,     /* as in schedule/admission.c */
+    STEPS_AFTER_NONE = 16, /* without another try, as in schedule/engine.c */
+    LEAST_SHARED = 32      /* tokens between beginnings that are kept, as in schedule/prompts.c */
 };
 
 /* A prompt, or a beginning of prompts that is computed for several (see schedule/prompts.h). */
@@ -49,6 +50,7 @@ struct world {
     struct plan_costs costs;
     struct queues *queues;
     struct rank *ranks;
+    int32_t wait;            /* steps until moving is tried again */
     int64_t *taken, *hungry; /* [ranks] */
     double *estimates;       /* [ranks] */
     struct simulated out;
@@ -172,9 +174,22 @@ static void admit_sequence(const struct world *w, struct rank *rank, const struc
         (struct decoding){.entry = entry, .left = r->answer_tokens, .context = r->prompt_tokens};
 }
 
+static bool is_runnable(const struct rank *rank, const struct unit *unit) {
+    return unit->done < unit->end && (unit->parent < 0 || rank->units[unit->parent].is_ready);
+}
+
+/* Prompts that wait for a beginning do not count. */
+static bool fills_step(const struct world *w, const struct rank *rank) {
+    int64_t tokens = 0;
+    for (int64_t u = rank->first_unit; u < rank->unit_count && tokens < w->s->step_tokens; u++)
+        if (is_runnable(rank, &rank->units[u]))
+            tokens += rank->units[u].end - rank->units[u].done;
+    return tokens >= w->s->step_tokens;
+}
+
 static bool has_room(const struct world *w, const struct rank *rank) {
     if (w->s->phase == SIMULATED_PREFILL)
-        return rank->prompt_left < w->s->step_tokens;
+        return !fills_step(w, rank);
     return rank->prompts + rank->sequence_count < w->s->batch;
 }
 
@@ -257,8 +272,7 @@ static void run_units(
     struct world *w, struct rank *rank, bool of_requests, struct room *room, struct step_content *content) {
     for (int64_t u = rank->first_unit; u < rank->unit_count && room->tokens > 0; u++) {
         struct unit *unit = &rank->units[u];
-        if ((unit->entry != NULL) != of_requests || unit->done == unit->end ||
-            (unit->parent >= 0 && !rank->units[unit->parent].is_ready))
+        if ((unit->entry != NULL) != of_requests || !is_runnable(rank, unit))
             continue;
         bool ends;
         int32_t count = cut_chunk(w, unit, room, &ends);
@@ -306,16 +320,17 @@ static enum result move(struct world *w) {
         const struct rank *rank = &w->ranks[r];
         int64_t left = queues_left(w->queues, r);
         w->taken[r] = queues_taken(w->queues, r);
-        w->hungry[r] = left == 0 && !rank->held.entry && has_room(w, rank);
+        w->hungry[r] = left == 0 && !rank->held.entry && has_room(w, rank) && !fills_step(w, rank);
         w->estimates[r] = estimate(w, rank);
         any_hungry |= w->hungry[r] != 0;
         any_left |= left > 0;
     }
-    if (!any_hungry || !any_left)
+    if (!any_hungry || !any_left || w->wait-- > 0)
         return OK;
     int64_t moved = 0;
     TRY(queues_agree(w->queues, w->taken, w->hungry, w->estimates, &moved));
     w->out.moved += moved;
+    w->wait = moved ? 0 : STEPS_AFTER_NONE;
     return OK;
 }
 
