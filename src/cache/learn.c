@@ -116,8 +116,9 @@ static enum result learn_records(struct learning *learning, struct index_change 
     for (int32_t i = 0; i < learning->count; i++) {
         const struct segment_record *record = &learning->records[i];
         struct index_entry entry;
-        if (index_get(change, &record->key, &entry))
-            continue;
+        struct index_segment other;
+        if (index_get(change, &record->key, &entry) && index_get_segment(change, entry.segment, &other))
+            continue; /* it is known, at a place that is known */
         entry = (struct index_entry){.offset = learning->offsets[i],
             .bytes = record->payload_bytes,
             .checksum = record->checksum,
