@@ -39,7 +39,7 @@ struct command {
     int phase; /* of phases; -1: the tables of goals */
     int64_t ranks, requests, seeds, step_tokens, batch;
     bool as_json;
-    struct step_costs costs;
+    struct recorded_costs costs;
 };
 
 /* A row, over the seeds. */
@@ -132,7 +132,7 @@ static enum result print_table(
 }
 
 static void print_costs(const struct command *c, const struct step_fit *fit) {
-    const struct step_costs *k = &c->costs;
+    const struct recorded_costs *k = &c->costs;
     if (c->as_json)
         printf(
             "{\"bench\":\"balance\",\"steps\":%lld,\"typical_error\":%.4f,\"worst_error\":%.4f,\"step\":%.6g,"
@@ -215,7 +215,7 @@ static enum result run(int argc, char **argv) {
     TRY(parse(&c, argc, argv, &help));
     if (help)
         return OK;
-    TRY(step_costs_read(c.costs_path, &c.costs, &fit));
+    TRY(recorded_costs_read(c.costs_path, &c.costs, &fit));
     print_costs(&c, &fit);
     if (c.phase >= 0)
         return print_table(&c, (enum simulated_phase)c.phase, (int32_t)c.ranks, 0);

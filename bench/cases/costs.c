@@ -11,7 +11,7 @@
 enum { TERMS = 5 };
 
 struct recorded {
-    double terms[TERMS]; /* 1 and the content, as in struct step_costs */
+    double terms[TERMS]; /* 1 and the content, as in struct recorded_costs */
     double seconds;
 };
 
@@ -20,7 +20,7 @@ struct recording {
     int64_t count, capacity;
 };
 
-double step_seconds(const struct step_costs *costs, const struct step_content *content) {
+double step_seconds(const struct recorded_costs *costs, const struct step_content *content) {
     if (content->prompt_tokens == 0 && content->sequences == 0)
         return 0;
     return costs->step + costs->prompt_token * content->prompt_tokens +
@@ -166,17 +166,17 @@ static enum result judge(const struct recording *recording, const double *values
 }
 
 static enum result fit_costs(
-    const struct recording *recording, struct step_costs *costs, struct step_fit *fit) {
+    const struct recording *recording, struct recorded_costs *costs, struct step_fit *fit) {
     double values[TERMS];
     if (recording->count < TERMS)
         return fail(
             ERROR_INPUT, "%lld recorded steps are too few for %d costs", (long long)recording->count, TERMS);
     solve_without_negatives(recording, values);
-    *costs = (struct step_costs){values[0], values[1], values[2], values[3], values[4]};
+    *costs = (struct recorded_costs){values[0], values[1], values[2], values[3], values[4]};
     return judge(recording, values, fit);
 }
 
-enum result step_costs_read(const char *path, struct step_costs *costs, struct step_fit *fit) {
+enum result recorded_costs_read(const char *path, struct recorded_costs *costs, struct step_fit *fit) {
     struct recording recording = {0};
     FILE *file = fopen(path, "r");
     if (!file)

@@ -15,11 +15,11 @@ struct step_content {
 };
 
 /* Seconds of a step: the step itself, when there is anything in it, and so much for each of its content. */
-struct step_costs {
+struct recorded_costs {
     double step, prompt_token, prompt_end, sequence, position;
 };
 
-double step_seconds(const struct step_costs *costs, const struct step_content *content);
+double step_seconds(const struct recorded_costs *costs, const struct step_content *content);
 
 struct step_fit {
     int64_t steps;  /* recorded */
@@ -30,6 +30,7 @@ struct step_fit {
 /* Fits the costs to a recording: JSON lines with "prompt_tokens", "prompt_ends", "sequences", "positions" and "seconds";
  * lines without "seconds" say where it comes from and are passed over. Least squares of the relative errors, with no
  * cost below 0. ERROR_INPUT names file and line. */
-MUST_CHECK enum result step_costs_read(const char *path, struct step_costs *costs, struct step_fit *fit);
+MUST_CHECK enum result recorded_costs_read(
+    const char *path, struct recorded_costs *costs, struct step_fit *fit);
 
 #endif

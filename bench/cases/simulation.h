@@ -20,7 +20,7 @@ struct simulation {
     int32_t ranks; /* all of one supernode: they wait for each other in each step */
     int32_t step_tokens, batch;
     int32_t tail; /* tokens at a prompt's end that the upper layers run too */
-    struct step_costs costs;
+    struct recorded_costs costs;
     enum plan_placement placement;
     bool moves; /* requests are moved to ranks that have run out */
     /* Prompts go on from the longest beginning of all that ran on their rank before, which is kept for nothing: the best that

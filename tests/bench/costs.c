@@ -12,14 +12,14 @@
 
 #include <cmocka.h>
 
-static const struct step_costs real = {0.02, 3e-3, 0.1, 7e-3, 4e-8};
+static const struct recorded_costs real = {0.02, 3e-3, 0.1, 7e-3, 4e-8};
 
 static uint32_t next_number(uint32_t *state) {
     return *state = *state * 1664525u + 1013904223u;
 }
 
 /* Writes a recording of steps with errors of up to `noise` of their time, by `costs`. */
-static void record(const char *path, const struct step_costs *costs, int steps, double noise) {
+static void record(const char *path, const struct recorded_costs *costs, int steps, double noise) {
     FILE *file = fopen(path, "w");
     assert_non_null(file);
     fprintf(file, "{\"bench\":\"steps\"}\n");
@@ -39,8 +39,8 @@ static void record(const char *path, const struct step_costs *costs, int steps, 
     fclose(file);
 }
 
-static void fit(const char *path, struct step_costs *costs, struct step_fit *quality) {
-    assert_int_equal(step_costs_read(path, costs, quality), OK);
+static void fit(const char *path, struct recorded_costs *costs, struct step_fit *quality) {
+    assert_int_equal(recorded_costs_read(path, costs, quality), OK);
 }
 
 static void assert_near(double found, double expected, double part) {
@@ -48,7 +48,7 @@ static void assert_near(double found, double expected, double part) {
 }
 
 static void finds_exact_costs(void **state) {
-    struct step_costs costs;
+    struct recorded_costs costs;
     struct step_fit quality;
     record(*state, &real, 60, 0);
     fit(*state, &costs, &quality);
@@ -62,7 +62,7 @@ static void finds_exact_costs(void **state) {
 }
 
 static void bears_noise(void **state) {
-    struct step_costs costs;
+    struct recorded_costs costs;
     struct step_fit quality;
     record(*state, &real, 3000, 0.1);
     fit(*state, &costs, &quality);
@@ -73,14 +73,14 @@ static void bears_noise(void **state) {
 }
 
 static void leaves_out_what_would_be_negative(void **state) {
-    struct step_costs costs;
+    struct recorded_costs costs;
     struct step_fit quality;
-    const struct step_costs odd = {0.5, 3e-3, 0.1, 7e-3, -1e-8};
+    const struct recorded_costs odd = {0.5, 3e-3, 0.1, 7e-3, -1e-8};
     record(*state, &odd, 200, 0);
     fit(*state, &costs, &quality);
     assert_true(costs.position == 0);
     assert_true(costs.step >= 0 && costs.prompt_token > 0 && costs.prompt_end >= 0 && costs.sequence > 0);
-    const struct step_costs none = {0.02, 0, 0, 7e-3, 0};
+    const struct recorded_costs none = {0.02, 0, 0, 7e-3, 0};
     record(*state, &none, 200, 0);
     fit(*state, &costs, &quality);
     assert_near(costs.sequence, none.sequence, 1e-6);
