@@ -164,9 +164,9 @@ static void describe(const struct phase_plan *plan, const struct phase_work *wor
         cached += more > 0 ? more : 0;
     }
     if (prompts > 0)
-        log_info("plan: of %lld prompt tokens %lld begin as the prompt before does on the same rank, and "
-                 "%lld more "
-                 "are in the cache",
+        log_info(
+            "plan: of %lld prompt tokens %lld are shared with the prompt before on the same rank; %lld more "
+            "are in the cache",
             (long long)prompts, (long long)shared, (long long)cached);
 }
 

@@ -218,17 +218,21 @@ static double find_bound(const struct row *row, int32_t ranks, double whole) {
     return high;
 }
 
-/* Where the rank that begins at `begin` ends: as far as it comes, or little before that where less is shared, if the ranks
- * that are left can still take the rest. */
+/* Where the rank that begins at `begin` ends: as far as the bound lets it, or near that where less is shared; further where the
+ * ranks that are left could not take the rest. */
 static int64_t choose_cut(const struct row *row, int64_t begin, int32_t ranks_left, double bound) {
-    int64_t farthest = reach(row, begin, bound), best = farthest;
+    double loose = bound + bound / WHOLE_PART;
+    int64_t farthest = reach(row, begin, loose);
     if (farthest == row->count)
         return farthest;
-    int64_t nearest = reach(row, begin, bound - bound / WINDOW_PART);
-    for (int64_t i = farthest - 1; i >= nearest; i--)
+    int64_t even = reach(row, begin, bound), nearest = reach(row, begin, bound - bound / WINDOW_PART);
+    int64_t best = even;
+    for (int64_t i = farthest; i >= nearest; i--)
         if (row->shared[i] < row->shared[best])
             best = i;
-    return best == farthest || fits(row, best, ranks_left, bound) ? best : farthest;
+    if (fits(row, best, ranks_left, loose))
+        return best;
+    return fits(row, even, ranks_left, loose) ? even : farthest;
 }
 
 static void cut_row(const struct planning *planning, const struct row *row, double bound) {

@@ -94,7 +94,7 @@ void queues_set_costs(struct queues *queues, const struct plan_costs *costs);
  * [ranks]: whether it has nothing queued and room; busy [ranks]: seconds of work it has begun and not ended, as it
  * estimates. All ranks call it with the same numbers and end with the same queues. A hungry rank gets work up to what all have on
  * average, from the ends of the longest queues, whole families where that suffices, as long as it will end sooner there; never
- * the request a rank would take next unless it is the only one left to it. *moved: how many requests changed place.
+ * the request a rank would take next, unless it was the only one left to it before. *moved: how many requests changed place.
  * ERROR_INTERNAL when the numbers do not fit, ERROR_MEMORY. */
 MUST_CHECK enum result queues_agree(
     struct queues *queues, const int64_t *taken, const int64_t *hungry, const double *busy, int64_t *moved);

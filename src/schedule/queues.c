@@ -19,6 +19,7 @@ struct queue {
     int64_t left, taken;
     int64_t prompt, answers; /* tokens of what is left */
     int64_t last;            /* entry taken last, -1: none */
+    bool keeps_front;        /* in queues_agree */
 };
 
 struct queues {
@@ -227,7 +228,7 @@ static int64_t find_branches(
                     return count;
                 met = queues->chain[count++] = length;
             }
-            at = at == queue->stretches[s].begin && length < entries[at].shared ? at + 1 : queues->later[at];
+            at = queues->later[at];
             length = at < queues->count ? entries[at].shared : 0;
         }
     }
@@ -279,11 +280,12 @@ static enum result follow(struct queues *queues, const int64_t *taken) {
     return OK;
 }
 
-/* The queue with the most seconds of work that has a request. */
+/* The queue with the most seconds of work that has a request to give. */
 static int32_t find_longest(const struct queues *queues) {
     int32_t found = -1;
     for (int32_t rank = 0; rank < queues->ranks; rank++)
-        if (queues->queue[rank].left > 0 && (found < 0 || queues->load[rank] > queues->load[found]))
+        if (queues->queue[rank].left > queues->queue[rank].keeps_front &&
+            (found < 0 || queues->load[rank] > queues->load[found]))
             found = rank;
     return found;
 }
@@ -298,8 +300,8 @@ static double move_seconds(const struct queues *queues, int64_t begin, int64_t e
  * one that shares least with what stays, and of these the largest; else the largest below; else one entry. */
 static int64_t choose_part(const struct queues *queues, const struct queue *queue, double amount) {
     const struct stretch *stretch = &queue->stretches[queue->tail - 1];
-    bool keeps_front = queue->left > 1 && queue->tail - queue->head == 1;
-    int64_t lowest = stretch->begin + keeps_front, best = stretch->end - 1;
+    bool is_front = queue->tail - queue->head == 1;
+    int64_t lowest = stretch->begin + (is_front && queue->keeps_front), best = stretch->end - 1;
     bool is_large = false;
     for (int64_t i = stretch->end - 1; i >= lowest; i--) {
         double cost = move_seconds(queues, i, stretch->end);
@@ -365,8 +367,10 @@ enum result queues_agree(
     *moved = 0;
     TRY(follow(queues, taken));
     double sum = 0;
-    for (int32_t rank = 0; rank < queues->ranks; rank++)
+    for (int32_t rank = 0; rank < queues->ranks; rank++) {
         sum += queues->load[rank] = busy[rank] + queues_cost(queues, rank);
+        queues->queue[rank].keeps_front = queues->queue[rank].left > 1;
+    }
     for (int32_t rank = 0; rank < queues->ranks; rank++) {
         if (!hungry[rank] || queues->queue[rank].left > 0)
             continue;

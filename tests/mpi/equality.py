@@ -140,7 +140,7 @@ def families(campaigns):
         launches = [(command, ranks, ["--threads", "1", "--verbose", *options]) for command, ranks, options in launches]
         campaigns.same(launches, shuffle=7)
         check(lost_and_doubled(campaigns.campaign) == (0, 0), "requests were lost or doubled")
-        plan = re.search(r"plan: of (\d+) prompt tokens (\d+) begin", campaigns.output)
+        plan = re.search(r"plan: of (\d+) prompt tokens (\d+) are shared", campaigns.output)
         check(plan and int(plan[2]) > int(plan[1]) / 2, f"no plan that shares beginnings:\n{campaigns.output}")
         moved += sum(int(count) for count in re.findall(r"plan: (\d+) requests moved", campaigns.output))
     check(moved > 0, "no request was moved to a rank without work")

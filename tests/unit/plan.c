@@ -232,6 +232,21 @@ static void cuts_few_families(void **state) {
     free(made.entries);
 }
 
+/* Within a family that must be cut, the cut goes between smaller ones when that is as good. */
+static void cuts_between_parts_of_a_family(void **state) {
+    (void)state;
+    enum { PARTS = 101, MEMBERS = 4 };
+    int64_t count = make_families(PARTS, MEMBERS, 0, 330, 20);
+    for (int64_t i = 0; i < count; i++)
+        for (int32_t t = 0; t < 300; t++)
+            case_tokens[i][t] = -1;
+    struct made made = make_plan(case_requests, count, 2, PLAN_FAMILIES);
+    for (int64_t part = 0; part < PARTS; part++)
+        assert_int_equal(ranks_of_family(&made, part, PARTS), 1);
+    assert_true(longest_rank(&made) <= 300 + (PARTS + 1) / 2 * (30 + MEMBERS * (20 + 20.0)));
+    free(made.entries);
+}
+
 /* Each prefix is cheap, all of them are not. */
 static void keeps_cheap_families_together(void **state) {
     (void)state;
@@ -317,6 +332,7 @@ int main(void) {
         cmocka_unit_test(divides_a_huge_family),
         cmocka_unit_test(keeps_families_whole),
         cmocka_unit_test(cuts_few_families),
+        cmocka_unit_test(cuts_between_parts_of_a_family),
         cmocka_unit_test(keeps_cheap_families_together),
         cmocka_unit_test(begins_with_the_straggler),
         cmocka_unit_test(counts_what_is_cached),

@@ -257,6 +257,42 @@ static void moves_whole_families(void **state) {
     queues_free(queues);
 }
 
+/* A rank with much to do before keeps the one that is next, until it is the only one. */
+static void leaves_the_front(void **state) {
+    (void)state;
+    make_case((const int32_t[]){5}, 1, 2);
+    struct queues *queues = create(2);
+    int64_t moved, taken[2] = {0, 4}, hungry[2] = {0, 1};
+    const double busy[2] = {10000, 0};
+    struct queue_next next;
+    assert_int_equal(queues_agree(queues, nobody, hungry, busy, &moved), OK);
+    assert_int_equal(moved, 4);
+    assert_int_equal(queues_left(queues, 0), 1);
+    for (int i = 0; i < 4; i++)
+        queues_take(queues, 1, 1, &next);
+    assert_int_equal(queues_agree(queues, taken, hungry, busy, &moved), OK);
+    assert_int_equal(moved, 1);
+    queues_free(queues);
+}
+
+/* Two parts that follow each other in the plan are run in its order. */
+static void joins_parts(void **state) {
+    (void)state;
+    make_case((const int32_t[]){10, 10, 7, 7}, 4, 2);
+    struct queues *queues = create(2);
+    int64_t moved, hungry[2] = {0, 1};
+    struct queue_next next;
+    assert_int_equal(queues_agree(queues, nobody, hungry, idle, &moved), OK);
+    assert_int_equal(moved, 15);
+    for (int64_t i = 19; i < 34; i++) {
+        queues_take(queues, 1, 1, &next);
+        assert_ptr_equal(next.entry, &entries[i]);
+        assert_int_equal(next.shared, i == 19 ? 0 : entries[i].shared);
+    }
+    assert_true(queues_cost(queues, 1) == 0);
+    queues_free(queues);
+}
+
 static void leaves_what_is_next(void **state) {
     (void)state;
     make_case((const int32_t[]){2}, 1, 2);
@@ -335,6 +371,8 @@ int main(void) {
         cmocka_unit_test(keeps_replicas_alike),
         cmocka_unit_test(feeds_idle_ranks),
         cmocka_unit_test(moves_whole_families),
+        cmocka_unit_test(leaves_the_front),
+        cmocka_unit_test(joins_parts),
         cmocka_unit_test(leaves_what_is_next),
         cmocka_unit_test(follows_costs),
         cmocka_unit_test(refuses_numbers_that_do_not_fit),
