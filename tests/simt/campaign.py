@@ -11,6 +11,7 @@ import json
 import math
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -30,6 +31,7 @@ def write_requests(path):
         {"n": 2, "temperature": 0.7},
         {"temperature": 1.0, "top_p": 0.9, "frequency_penalty": 0.5},
         {"logit_bias": {"17": 5}, "temperature": 0.9},
+        {"n": 2, "temperature": 1.0, "top_p": 0.9, "response_format": {"type": "regex", "regex": "[A-C][0-9]{2}(-|/)x+"}},
     ]
     with open(path, "w", encoding="utf-8") as file, open(SOURCE / "inputs/requests.jsonl", encoding="utf-8") as lines:
         for change, line in zip(changes, lines):
@@ -87,8 +89,11 @@ def main():
         }
         expected = layouts["one rank"]
         for name, found in layouts.items():
-            if len(found) != 4 or found != expected:
+            if len(found) != 5 or found != expected:
                 sys.exit(f"{name}: other answers than on one rank\n{found}\n{expected}")
+        for choice in list(expected.values())[4][0]:
+            if not re.fullmatch("[A-C]([0-9]?|[0-9]{2}([-/]x*)?)", choice["message"]["content"]):
+                sys.exit(f"an answer left its pattern: {choice['message']['content']!r}")
         on_cpu = first_logprobs(answers(place / "cpu", requests, [PROGRAM, "run", "--backend", "cpu", *MEMORY]))
         for name, value in first_logprobs(expected).items():
             if not math.isclose(value, on_cpu[name], rel_tol=0.05, abs_tol=0.01):
