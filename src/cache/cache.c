@@ -136,7 +136,7 @@ static void settle(struct cache *cache) {
             continue;
         store_settle(cache->stores[tier]);
         if (store_upkeep_due(cache->stores[tier]))
-            store_upkeep(cache->stores[tier], -1);
+            store_upkeep(cache->stores[tier], -1, 0);
     }
 }
 

@@ -251,15 +251,26 @@ static enum result learn_folder(struct learning *learning, struct known_segments
     return status;
 }
 
-static void report_gone(struct store *store, const struct known_segment *known) {
-    char path[STORE_PATH_BYTES], what[128];
-    store_segment_path(store, known->segment.name, path, sizeof path);
+static void forget_gone(struct store *store, const struct known_segments *known) {
+    int64_t segments = 0, blocks = 0;
+    const char *name = NULL;
+    for (int32_t i = 0; i < known->count; i++) {
+        const struct known_segment *one = &known->items[i];
+        struct index_segment now;
+        if (one->seen || !index_find_segment(store->index, one->number, &now))
+            continue; /* it is there, or upkeep by another process of this host has just ended it in good order */
+        store_forget(store, NULL, one->number, -1);
+        segments += one->segment.entries > 0;
+        blocks += one->segment.entries;
+        name = one->segment.entries > 0 ? one->segment.name : name;
+    }
+    char what[INDEX_NAME_BYTES + 160];
     snprintf(what, sizeof what,
-        "it is gone, by another host's upkeep or by hand; its %lld blocks are computed again",
-        (long long)known->segment.entries);
-    if (known->segment.entries > 0)
-        store_report(store, path, -1, what);
-    store_forget(store, NULL, known->number, -1);
+        "%lld segments are gone, by another host's upkeep or by hand, such as %s; their %lld blocks are "
+        "computed again",
+        (long long)segments, name ? name : "", (long long)blocks);
+    if (blocks > 0)
+        store_report(store, store->folder, -1, what);
 }
 
 enum result store_learn(struct store *store) {
@@ -275,9 +286,8 @@ enum result store_learn(struct store *store) {
             qsort(known.items, (size_t)known.count, sizeof *known.items, by_name);
         status = learn_folder(&learning, &known);
     }
-    for (int32_t i = 0; status == OK && i < known.count; i++)
-        if (!known.items[i].seen)
-            report_gone(store, &known.items[i]);
+    if (status == OK)
+        forget_gone(store, &known);
     if (learning.entries > 0)
         log_verbose("prefix cache %s: %lld blocks of segments that are new to this host's index",
             store->folder, (long long)learning.entries);
@@ -406,7 +416,7 @@ enum result store_open(const struct store_options *options, struct store **store
     }
     made->bytes = store_measure(made);
     if (!options->still)
-        store_upkeep(made, -1);
+        store_upkeep(made, -1, 0);
     *store = made;
     return OK;
 }

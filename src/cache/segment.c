@@ -23,7 +23,8 @@ static const char record_magic[4] = {'N', 'R', 'E', 'C'};
 enum {
     HEADER_SUM_AT = 504,
     RECORD_SUM_AT = 56,
-    SETTLED_SECONDS = 3600, /* without locks: a file not written for so long has no writer any more */
+    SPARED_BYTES = 512 << 10, /* of a full disk, for the index to name the rest */
+    SETTLED_SECONDS = 3600,   /* without locks: a file not written for so long has no writer any more */
 };
 
 /* ---- bytes ---- */
@@ -284,14 +285,15 @@ bool segment_is_written(const char *path) {
     return written;
 }
 
-static enum result write_fully(const char *path, int fd, struct iovec *vectors, int count, int64_t offset) {
+/* *offset moves on with what is written. */
+static enum result write_fully(const char *path, int fd, struct iovec *vectors, int count, int64_t *offset) {
     while (count > 0) {
-        ssize_t now = pwritev(fd, vectors, count, offset);
+        ssize_t now = pwritev(fd, vectors, count, *offset);
         if (now < 0 && errno == EINTR)
             continue;
         if (now < 0)
-            return fail_errno(ERROR_IO, "%s: byte %lld", path, (long long)offset);
-        offset += now;
+            return fail_errno(ERROR_IO, "%s: byte %lld", path, (long long)*offset);
+        *offset += now;
         for (size_t left = (size_t)now; count > 0 && (left > 0 || vectors->iov_len == 0);) {
             size_t part = left < vectors->iov_len ? left : vectors->iov_len;
             vectors->iov_base = (char *)vectors->iov_base + part;
@@ -308,12 +310,13 @@ static enum result create_named(const char *path, const char *unfinished, const 
     struct segment_writer *writer) {
     uint8_t bytes[SEGMENT_HEADER_BYTES];
     struct iovec vector = {bytes, sizeof bytes};
+    int64_t offset = 0;
     segment_header_pack(header, bytes);
     writer->fd = open(unfinished, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     if (writer->fd < 0)
         return fail_errno(ERROR_IO, "%s", unfinished);
     lock_for_writing(writer->fd);
-    TRY(write_fully(unfinished, writer->fd, &vector, 1, 0));
+    TRY(write_fully(unfinished, writer->fd, &vector, 1, &offset));
     return rename(unfinished, path) ? fail_errno(ERROR_IO, "%s", path) : OK;
 }
 
@@ -348,7 +351,7 @@ enum result segment_create(
 }
 
 static enum result append_some(struct segment_writer *writer, const struct segment_record *records,
-    uint8_t *const *payloads, int32_t count, int64_t offset) {
+    uint8_t *const *payloads, int32_t count, int64_t *offset) {
     uint8_t headers[SEGMENT_MOST_RUN][SEGMENT_RECORD_BYTES];
     struct iovec vectors[2 * SEGMENT_MOST_RUN];
     for (int32_t i = 0; i < count; i++) {
@@ -359,24 +362,33 @@ static enum result append_some(struct segment_writer *writer, const struct segme
     return write_fully(writer->path, writer->fd, vectors, 2 * count, offset);
 }
 
+void segment_take_back(struct segment_writer *writer, int64_t end) {
+    writer->damaged = true;
+    writer->end = end;
+    if (ftruncate(writer->fd, end)) {
+        /* Whole records are learned at the next open, torn ones do not count. */
+    }
+}
+
 enum result segment_append(struct segment_writer *writer, const struct segment_record *records,
-    uint8_t *const *payloads, int32_t count) {
-    int64_t stride = segment_stride(writer->header.payload_bytes);
+    uint8_t *const *payloads, int32_t count, int32_t *written) {
+    int64_t stride = segment_stride(writer->header.payload_bytes), begin = writer->end, offset = begin;
     enum result status = OK;
     for (int32_t done = 0; status == OK && done < count; done += SEGMENT_MOST_RUN)
         status = append_some(writer, records + done, payloads + done,
-            count - done < SEGMENT_MOST_RUN ? count - done : SEGMENT_MOST_RUN, writer->end + done * stride);
-    if (status == OK && fdatasync(writer->fd))
+            count - done < SEGMENT_MOST_RUN ? count - done : SEGMENT_MOST_RUN, &offset);
+    *written = (int32_t)((offset - begin) / stride);
+    if (status != OK) {
+        int32_t spared = (int32_t)((SPARED_BYTES + stride - 1) / stride);
+        *written = *written > spared ? *written - spared : 0;
+        segment_take_back(writer, begin + *written * stride);
+    }
+    if (*written > 0 && fdatasync(writer->fd)) { /* nobody knows what is down */
         status = fail_errno(ERROR_IO, "%s: fdatasync", writer->path);
-    if (status == OK) {
-        writer->end += count * stride;
-        return OK;
+        segment_take_back(writer, begin);
+        *written = 0;
     }
-    /* After a failed fdatasync nobody knows what is down: the file takes no more. */
-    writer->damaged = true;
-    if (ftruncate(writer->fd, writer->end)) {
-        /* Torn records don't count anyway. */
-    }
+    writer->end = begin + *written * stride;
     return status;
 }
 

@@ -93,10 +93,13 @@ struct segment_writer {
  * the same time. ERROR_IO: nothing is left behind; errno is EEXIST when the name is taken. */
 MUST_CHECK enum result segment_create(
     const char *path, const struct segment_header *header, struct segment_writer *writer);
-/* Appends records and waits until they are down; offset of record i = the writer's end before + i strides. ERROR_IO: none of
- * them counts, and what was written of them is cut off again. */
+/* Appends records and waits until they are down; offset of record i = the writer's end before + i strides. *written: how many count,
+ * which with ERROR_IO may be some of them, as when a disk is full; what was written of the others is cut off again, and the writer
+ * takes no more. */
 MUST_CHECK enum result segment_append(struct segment_writer *writer, const struct segment_record *records,
-    uint8_t *const *payloads, int32_t count);
+    uint8_t *const *payloads, int32_t count, int32_t *written);
+/* Cuts off the last records, which no index knows: the room is free again. The writer takes no more. */
+void segment_take_back(struct segment_writer *writer, int64_t end);
 void segment_writer_close(struct segment_writer *writer); /* also when none is open */
 
 /* True when a living process may still append to the file. Where the file system has no locks: when it was written within the

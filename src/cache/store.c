@@ -14,6 +14,8 @@ enum {
     RUN_BYTES = 1 << 20,    /* read at once: so much is checked while it is in the processor's caches */
     PIECE_BYTES = 64 << 20, /* written at once */
     QUIET_SECONDS = 30,     /* without writing after a failure */
+    FULL_SECONDS = 2,       /* without, after no room could be made */
+    NEED_SECONDS = 10,      /* of waiting for another process that makes room */
 };
 
 void store_segment_path(const struct store *store, const char *name, char *path, size_t capacity) {
@@ -288,8 +290,7 @@ static enum result begin_segment(struct store *store, const struct segment_heade
         store_segment_path(store, name, path, sizeof path);
         status = segment_create(path, &header, &store->writer);
     } while (status != OK && errno == EEXIST);
-    if (status == OK)
-        atomic_fetch_add(&store->bytes, SEGMENT_HEADER_BYTES);
+    atomic_store(&store->bytes, store_measure(store)); /* with what others have written meanwhile */
     return status;
 }
 
@@ -343,18 +344,10 @@ static enum result index_records(struct store *store, struct index_change *chang
     return OK;
 }
 
-enum result store_write(struct store *store, const struct segment_header *header,
-    const struct segment_record *records, uint8_t *const *payloads, int32_t count,
-    const struct index_entry *moves) {
-    int64_t bytes = count * segment_stride(header->payload_bytes);
-    struct index_change change;
-    if (!segment_takes(store, header, bytes))
-        TRY(begin_segment(store, header));
-    int64_t begin = store->writer.end;
-    TRY(segment_append(&store->writer, records, payloads, count));
-    atomic_fetch_add(&store->bytes, bytes);
-    atomic_fetch_add(&store->written, bytes);
+static enum result tell_index(struct store *store, int64_t begin, const struct segment_record *records,
+    int32_t count, const struct index_entry *moves) {
     uint32_t number = store->writer_number;
+    struct index_change change;
     TRY(index_begin(store->index, &change));
     enum result status = index_records(store, &change, begin, records, count, moves);
     if (status == OK)
@@ -366,25 +359,48 @@ enum result store_write(struct store *store, const struct segment_header *header
     return status;
 }
 
+enum result store_write(struct store *store, const struct segment_header *header,
+    const struct segment_record *records, uint8_t *const *payloads, int32_t count,
+    const struct index_entry *moves, int32_t *written) {
+    *written = 0;
+    if (!segment_takes(store, header, count * segment_stride(header->payload_bytes)))
+        TRY(begin_segment(store, header));
+    int64_t begin = store->writer.end;
+    enum result status = segment_append(&store->writer, records, payloads, count, written);
+    if (*written > 0) {
+        enum result told = tell_index(store, begin, records, *written, moves);
+        if (told != OK) {
+            segment_take_back(&store->writer, begin);
+            *written = 0;
+            status = told;
+        }
+    }
+    atomic_fetch_add(&store->bytes, store->writer.end - begin);
+    atomic_fetch_add(&store->written, store->writer.end - begin);
+    return status;
+}
+
 /* Room under the limit for so many bytes, by upkeep if need be. */
 static bool make_room(struct store *store, int64_t bytes) {
     if (store->bytes + bytes <= store->options.limit)
         return true;
-    store_upkeep(store, store->options.limit - bytes);
+    store_upkeep(store, store->options.limit - bytes, NEED_SECONDS);
     if (store->bytes + bytes <= store->options.limit)
         return true;
     store_report(store, store->folder, -1,
         "it is full, and nothing in it may be removed now; new blocks are not kept (raise its limit, or see "
         "nocturne cache stat)");
+    store->quiet_until = wall_clock() + FULL_SECONDS;
     return false;
 }
 
-static bool write_piece(struct store *store, const struct segment_header *header,
+/* Returns how many are there now. */
+static int32_t write_piece(struct store *store, const struct segment_header *header,
     const struct store_put *const *puts, int32_t count) {
     int64_t payload_bytes = header->payload_bytes;
     struct segment_record *records = malloc((size_t)count * sizeof *records);
     uint8_t **payloads = malloc((size_t)count * sizeof *payloads);
-    bool written = false;
+    int32_t written = 0;
     if (records && payloads &&
         make_room(store, SEGMENT_HEADER_BYTES + count * segment_stride(payload_bytes))) {
         for (int32_t i = 0; i < count; i++) {
@@ -395,9 +411,10 @@ static bool write_piece(struct store *store, const struct segment_header *header
                 .checksum = segment_checksum(puts[i]->payload, payload_bytes),
                 .created = puts[i]->created};
         }
-        written = store_write(store, header, records, payloads, count, NULL) == OK;
-        if (!written)
+        if (store_write(store, header, records, payloads, count, NULL, &written) != OK) {
             store_report(store, store->folder, -1, failure_message());
+            store->quiet_until = wall_clock() + QUIET_SECONDS;
+        }
     }
     free(records);
     free(payloads);
@@ -422,12 +439,12 @@ int32_t store_append(
     }
     while (done < wanted_count) {
         int32_t now = wanted_count - done < piece ? wanted_count - done : piece;
-        if (!write_piece(store, header, wanted + done, now)) {
+        int32_t written = write_piece(store, header, wanted + done, now);
+        done += written;
+        if (written < now) {
             store_seal(store);
-            store->quiet_until = wall_clock() + QUIET_SECONDS;
             break;
         }
-        done += now;
     }
     free(wanted);
     return count - wanted_count + done;

@@ -67,8 +67,9 @@ int32_t store_append(
 void store_settle(struct store *store);
 
 /* Removes entries whose time is over and, when the folder is above its limit, those that are worth least; gives their room back.
- * `most`: the limit that counts now, negative for that of the options. */
-void store_upkeep(struct store *store, int64_t most);
+ * `most`: the limit that counts now, negative for that of the options. Nothing when another process has been at it for
+ * `wait_seconds`. */
+void store_upkeep(struct store *store, int64_t most, double wait_seconds);
 
 /* True when it is time for an upkeep without need. */
 bool store_upkeep_due(const struct store *store);

@@ -78,10 +78,11 @@ void store_segment_path(const struct store *store, const char *name, char *path,
 void store_seal(struct store *store);
 
 /* Appends records without looking whether they are there, and tells the index: `moves` NULL for new ones, else their facts
- * with the place they come from: one that lies elsewhere by now is left alone. */
+ * with the place they come from: one that lies elsewhere by now is left alone. *written: how many are there, also after an
+ * error. */
 MUST_CHECK enum result store_write(struct store *store, const struct segment_header *header,
     const struct segment_record *records, uint8_t *const *payloads, int32_t count,
-    const struct index_entry *moves);
+    const struct index_entry *moves, int32_t *written);
 
 /* Removes a segment from the index, with all entries that lie there. */
 MUST_CHECK enum result store_remove_segment(struct store *store, uint32_t number);

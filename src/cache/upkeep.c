@@ -20,6 +20,7 @@ enum {
     UPKEEP_SECONDS = 600,  /* between upkeeps without need */
     MOVE_BYTES = 16 << 20, /* of payloads moved in one go */
     INDEX_LOCK_SECONDS = 2,
+    MOST_ROUNDS = 8, /* of removing until there is room */
 };
 
 static const double evict_down_to = 0.9; /* of the limit, so that evictions come seldom and in numbers */
@@ -144,9 +145,10 @@ static enum result move_some(struct move *move) {
     for (int32_t done = 0; status == OK && done < move->count; done++) { /* past a damaged one at a time */
         int32_t good = store_read(
             move->store, keys + done, move->entries + done, move->count - done, move->payloads + done);
+        int32_t written;
         if (good > 0)
             status = store_write(move->store, &move->header, move->records + done, move->payloads + done,
-                good, move->entries + done);
+                good, move->entries + done, &written);
         done += good;
     }
     free(keys);
@@ -325,26 +327,32 @@ static enum result learn_others(struct store *store) {
     return status;
 }
 
+/* Room that cannot be given back yet, as in segments that others write, is made up for by removing more. */
 static enum result keep_up(struct store *store, int64_t most) {
-    bool full = store_measure(store) > most;
+    int64_t bytes = store_measure(store), target = (int64_t)(evict_down_to * (double)most);
+    bool full = bytes > most;
     index_clear_stale_readers(store->index);
     if (full)
         TRY(learn_others(store));
     store_settle(store);
-    TRY(remove_entries(store, full, (int64_t)(evict_down_to * (double)most)));
     if (full) {
         store_seal(store); /* its dead records can be given back, too */
         remove_old_strangers(store);
     }
-    TRY(give_room_back(store, most));
+    for (int round = 0; round < MOST_ROUNDS && (round == 0 || bytes > most); round++) {
+        TRY(remove_entries(store, full, target > 0 ? target : 0));
+        TRY(give_room_back(store, most));
+        bytes = store_measure(store);
+        target -= 2 * (bytes - most);
+    }
     return OK;
 }
 
-void store_upkeep(struct store *store, int64_t most) {
-    int lock = store_lock(store, "upkeep.lock", 0);
+void store_upkeep(struct store *store, int64_t most, double wait_seconds) {
+    int lock = store_lock(store, "upkeep.lock", wait_seconds);
     store->next_upkeep = wall_clock() + UPKEEP_SECONDS;
     if (lock == -1)
-        return; /* another process does it now */
+        return; /* another process does it */
     if (keep_up(store, most < 0 ? store->options.limit : most) != OK)
         store_report(store, store->folder, -1, failure_message());
     atomic_store(&store->bytes, store_measure(store));
