@@ -32,7 +32,8 @@ struct messages_body {
     enum choice_word choice;
     struct text_piece chosen;
     const struct json *one_call; /* whether one call at most may come; NULL: no */
-    const struct json *schema;   /* of output_config.format; NULL: any text */
+    const struct json *schema;   /* of output_config.format, as the next; NULL: none */
+    struct text_piece regex;     /* data NULL: none */
     struct thinking_fields thinking;
     struct sampling_fields sampling;
 
@@ -237,9 +238,9 @@ static bool type_choice(struct messages_body *body, const struct json *object) {
     return body->choice != CHOICE_TOOL || read_text(reader, place, choice, "name", &body->chosen);
 }
 
-/* Beyond the toolkit: the schema that the answer is held to. */
+/* Beyond the toolkit: the schema or pattern that the answer is held to. */
 static bool type_format(struct messages_body *body, const struct place *parent, const struct json *config) {
-    static const char *const words[] = {"json_schema", NULL};
+    static const char *const words[] = {"json_schema", "regex", NULL};
     struct body_reader *reader = body->reader;
     const struct json *format = optional_member(config, "format");
     const struct place *place = MEMBER_OF(parent, "format");
@@ -247,9 +248,11 @@ static bool type_format(struct messages_body *body, const struct place *parent, 
     if (!format || reader->toolkit)
         return true;
     if (!check_object(reader, place, "an object like {\"type\": \"json_schema\", \"schema\": ...}", format) ||
-        !read_word(reader, place, format, "type", words, "json_schema", &word) ||
+        !read_word(reader, place, format, "type", words, "json_schema or regex", &word) ||
         !read_whitespace(reader, place, format))
         return false;
+    if (word == 1)
+        return read_text(reader, place, format, "regex", &body->regex);
     body->schema = json_member(format, "schema");
     return body->schema || refuse_value_at(reader, MEMBER_OF(place, "schema"), "a JSON Schema", NULL);
 }
@@ -691,6 +694,8 @@ static bool add_messages(struct messages_body *body) {
 static bool set_format(struct messages_body *body, const struct json **constraint) {
     struct conversation *conversation = body->reader->conversation;
     const struct place *config = MEMBER_OF(NULL, "output_config"), *place = MEMBER_OF(config, "format");
+    if (body->regex.data)
+        conversation->format = FORMAT_REGEX;
     if (!body->schema)
         return true;
     conversation->format = FORMAT_JSON_SCHEMA;
@@ -713,6 +718,6 @@ bool messages_body_read(
     if (sampling && !(settle_stops(reader, &body.sampling, sampling) &&
                         settle_sampling(reader, KIND_MESSAGES, &body.sampling, sampling)))
         return false;
-    conversation_finish(reader->conversation, constraint, (struct text_piece){0});
+    conversation_finish(reader->conversation, constraint, body.regex);
     return true;
 }

@@ -504,11 +504,14 @@ static const char *constraint_field(const struct request *request) {
     static const char *const schemas[] = {[KIND_CHAT] = "response_format.json_schema.schema",
         [KIND_RESPONSES] = "text.format.schema",
         [KIND_MESSAGES] = "output_config.format.schema"};
+    static const char *const patterns[] = {[KIND_CHAT] = "response_format.regex",
+        [KIND_RESPONSES] = "text.format.regex",
+        [KIND_MESSAGES] = "output_config.format.regex"};
     switch (request->constraint) {
     case CONSTRAINT_JSON:
         return schemas[request->kind];
     case CONSTRAINT_REGEX:
-        return "response_format.regex";
+        return patterns[request->kind];
     default:
         return "tools";
     }

@@ -32,6 +32,7 @@ struct responses_body {
     const struct json *parallel; /* whether several calls may come at once; NULL: they may */
     enum response_format format;
     const struct json *text_format;
+    struct text_piece regex;
     struct thinking_fields thinking;
     struct sampling_fields sampling;
 
@@ -301,7 +302,8 @@ static bool type_choice(struct responses_body *body, const struct json *object) 
 }
 
 static bool type_text(struct responses_body *body, const struct json *object) {
-    static const char *const words[] = {"text", "json_object", "json_schema", NULL};
+    static const char *const words[] = {"text", "json_object", "json_schema", "regex", NULL};
+    static const char *const of_toolkit[] = {"text", "json_object", "json_schema", NULL};
     static const char *const verbosities[] = {"low", "medium", "high", NULL};
     struct body_reader *reader = body->reader;
     const struct json *text = optional_member(object, "text"), *strict;
@@ -317,11 +319,15 @@ static bool type_text(struct responses_body *body, const struct json *object) {
     if (!body->text_format)
         return true;
     if (!check_object(reader, at, "an object like {\"type\": \"text\"}", body->text_format) ||
-        !read_word(reader, at, body->text_format, "type", words, "text, json_object or json_schema", &word))
+        !read_word(reader, at, body->text_format, "type", reader->toolkit ? of_toolkit : words,
+            reader->toolkit ? "text, json_object or json_schema" : "text, json_object, json_schema or regex",
+            &word))
         return false;
     body->format = (enum response_format)word;
     if (!read_whitespace(reader, at, body->text_format))
         return false;
+    if (body->format == FORMAT_REGEX)
+        return read_text(reader, at, body->text_format, "regex", &body->regex);
     if (body->format != FORMAT_JSON_SCHEMA)
         return true;
     if (!read_text(reader, at, body->text_format, "name", &piece) ||
@@ -898,6 +904,6 @@ bool responses_body_read(
     if (sampling && !(settle_stops(reader, &body.sampling, sampling) &&
                         settle_sampling(reader, KIND_RESPONSES, &body.sampling, sampling)))
         return false;
-    conversation_finish(reader->conversation, constraint, (struct text_piece){0});
+    conversation_finish(reader->conversation, constraint, body.regex);
     return true;
 }

@@ -525,6 +525,11 @@ static const struct held HELD[] = {
               "\"strict\":true,\"input_schema\":" SCHEMA "}],\"tool_choice\":{\"type\":\"auto\","
               "\"disable_parallel_tool_use\":true}"),
         CONSTRAINT_TOOL_CALL, "[" FUNCTION("f", "true") "]", false, false, true},
+    {RESPONSES("\"input\":\"hi\",\"text\":{\"format\":{\"type\":\"regex\",\"regex\":\"a+\"}}"),
+        CONSTRAINT_REGEX, "a+", false, false, false},
+    {MESSAGES("\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],\"output_config\":{\"format\":{\"type\":"
+              "\"regex\",\"regex\":\"a+\"}}"),
+        CONSTRAINT_REGEX, "a+", false, false, false},
     /* A strict function is held to what its rebuilt schema leaves out, too. */
     {CHAT("\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"strict\":true,\"parameters\":{"
           "\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"string\",\"maxLength\":3}},\"required\":["
