@@ -17,6 +17,8 @@ import campaigns  # noqa: E402
 from campaigns import (  # noqa: E402
     CONFLICT, DONE, STOPPED, USAGE, Launch, answers, chat, check, compare, ingest, parts, run, write_lines)
 
+from images import LARGE, LOWER, TALL, WIDE, image, show  # noqa: E402
+
 WORDS = "dog river king bread hope horse fox stone tree house water night light hand road song".split()
 BLOCK, WINDOW, EXACT = 64, 32, 7 * 31  # of the cache; of the embedded model; tokens that exact replay runs again there
 
@@ -194,7 +196,34 @@ def other_kernels(folder):
     check(progress(second)["cached_tokens"] == 0, "rows of other kernels were used")
 
 
-TESTS = {test.__name__: test for test in (warm, edges, turns, bounded, stopped, other_kernels)}
+def pictures(folder):
+    """Images in what is shared, hit and replayed: the same ones are hits, others at the same place are not."""
+    long, more = words("pictures", 260), words("more", 120)
+    lines = []
+    for name, first in (("large", LARGE), ("lower", LOWER)):
+        for i in range(3):
+            lines.append(show(f"{name}-{i}", long, image(first), more, image(WIDE if i else TALL), words(f"end {i}", 3 + i)))
+    lines.append(show("image-last", long, image(LARGE)))
+    lines.append(show("text-only", long + " " + more))
+
+    def campaign_of(name, *options, ranks=1):
+        campaign = make(folder, name, lines)
+        run(["vision", "--campaign", campaign, "--threads", "1"], 1)
+        go(campaign, *options, ranks=ranks)
+        return campaign
+
+    store = os.path.join(folder, "store")
+    expected = answers(campaign_of("reference", "--no-sharing"))
+    compare(answers(campaign_of("shared")), expected, "images in shared beginnings")
+    for number, ranks in enumerate((1, 1, 2)):
+        campaign = campaign_of(f"cached-{number}", "--cache", store, "--step-tokens", "90", ranks=ranks)
+        compare(answers(campaign), expected, f"images and the cache, launch {number}")
+        check(number == 0 or progress(campaign)["cached_tokens"] > 0, "nothing was hit")
+    told = cached_tokens(campaign)
+    check(told[lines.index(next(line for line in lines if line["custom_id"] == "lower-0"))] > 0, f"no hit with images: {told}")
+
+
+TESTS = {test.__name__: test for test in (warm, edges, turns, pictures, bounded, stopped, other_kernels)}
 
 if __name__ == "__main__":
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # the tests' ranks share cores
