@@ -327,7 +327,7 @@ static enum result learn_others(struct store *store) {
     return status;
 }
 
-/* Room that cannot be given back yet, as in segments that others write, is made up for by removing more. */
+/* Room that cannot be given back yet, as in segments that others write, is made up for by removing more and more. */
 static enum result keep_up(struct store *store, int64_t most) {
     int64_t bytes = store_measure(store), target = (int64_t)(evict_down_to * (double)most);
     bool full = bytes > most;
@@ -340,10 +340,10 @@ static enum result keep_up(struct store *store, int64_t most) {
         remove_old_strangers(store);
     }
     for (int round = 0; round < MOST_ROUNDS && (round == 0 || bytes > most); round++) {
-        TRY(remove_entries(store, full, target > 0 ? target : 0));
+        TRY(remove_entries(store, bytes > most, target > 0 ? target : 0));
         TRY(give_room_back(store, most));
         bytes = store_measure(store);
-        target -= 2 * (bytes - most);
+        target -= (bytes - most) * ((int64_t)1 << round);
     }
     return OK;
 }
