@@ -111,9 +111,10 @@ def expected_lines(campaign):
             made = [choice(part, c, c - first, thinking[request], top[request] >= 0) for c in range(first, last)]
             prompt = int(part["prompt_tokens"][r])
             completion = int(part["token_offsets"][last] - part["token_offsets"][first])
+            cached = int(part["cached_tokens"][r])
             usage = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion,
-                     "prompt_tokens_details": {"cached_tokens": 0}, "prompt_cache_hit_tokens": 0,
-                     "prompt_cache_miss_tokens": prompt}
+                     "prompt_tokens_details": {"cached_tokens": cached}, "prompt_cache_hit_tokens": cached,
+                     "prompt_cache_miss_tokens": prompt - cached}
             if thinking[request]:
                 usage["completion_tokens_details"] = {"reasoning_tokens": sum(m[1] for m in made)}
             body = {"object": "chat.completion", "created": int(part["finished_at"][r]), "model": names[request],

@@ -93,6 +93,7 @@ static enum result write_one(struct results_writer *writer, const struct tokeniz
     }
     struct request_result result = {.request = index,
         .prompt_tokens = request->token_count,
+        .cached_tokens = (int32_t)(index * 31 % request->token_count),
         .choice_count = count,
         .choices = choices,
         .finished_at = 1700000000.0 + (double)(index * 7919 % 101)};

@@ -306,8 +306,18 @@ def compare(found, expected, what):
             raise Failure(f"{what}: {custom_id} differs\n  found    {answer}\n  expected {expected_answer}")
 
 
+def forget_cached(usage):
+    """Takes out of a usage what depends on the layout of ranks and on the cache."""
+    for details in ("prompt_tokens_details", "input_tokens_details"):
+        usage.get(details, {}).pop("cached_tokens", None)
+    for name in ("prompt_cache_hit_tokens", "prompt_cache_miss_tokens"):
+        usage.pop(name, None)
+    if "cache_read_input_tokens" in usage:
+        usage["input_tokens"] += usage.pop("cache_read_input_tokens")
+
+
 def exported(campaign):
-    """(lines of results.jsonl, lines of errors.jsonl), without what depends on the time; each input line once."""
+    """(lines of results.jsonl, lines of errors.jsonl), without what depends on the time or on the cache; each input line once."""
     lists = []
     for name in ("results.jsonl", "errors.jsonl"):
         path = os.path.join(campaign, name)
@@ -318,6 +328,7 @@ def exported(campaign):
                     record = json.loads(line)
                     body = (record["response"] or {}).get("body", {})
                     body.pop("created", None)
+                    forget_cached(body.get("usage") or {})
                     lines.append(record)
         lists.append(lines)
     ids = [line["custom_id"] for lines in lists for line in lines if line["custom_id"] is not None]
