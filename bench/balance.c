@@ -182,7 +182,7 @@ static enum result parse(struct command *c, int argc, char **argv, bool *help) {
             .placeholder = "N",
             .least = 1,
             .most = 1000,
-            .help = "traces, whose rows are averaged (3)"},
+            .help = "traces, whose rows are averaged (5)"},
         {.name = "step-tokens",
             .kind = OPTION_COUNT,
             .value = &c->step_tokens,
@@ -209,7 +209,7 @@ static enum result parse(struct command *c, int argc, char **argv, bool *help) {
 }
 
 static enum result run(int argc, char **argv) {
-    struct command c = {.phase = -1, .ranks = 4, .seeds = 3, .step_tokens = 512, .batch = 64};
+    struct command c = {.phase = -1, .ranks = 4, .seeds = 5, .step_tokens = 512, .batch = 64};
     struct step_fit fit;
     bool help = false;
     TRY(parse(&c, argc, argv, &help));

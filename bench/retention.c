@@ -27,12 +27,13 @@ enum { TIMES = sizeof DAYS / sizeof *DAYS, LIMITS = 3 };
 static const struct tail {
     enum traffic_tail tail;
     double shape, scale;
-} TAILS[] = {{TRAFFIC_PARETO, 0.7, 1}, {TRAFFIC_PARETO, 0.3, 1}, {TRAFFIC_PARETO, 0.5, 1},
-    {TRAFFIC_PARETO, 1, 1}, {TRAFFIC_PARETO, 1.5, 1}, {TRAFFIC_LOGNORMAL, 1, 8}, {TRAFFIC_LOGNORMAL, 1.5, 8},
-    {TRAFFIC_LOGNORMAL, 2, 8}, {TRAFFIC_LOGNORMAL, 3, 8}};
+} TAILS[] = {{TRAFFIC_PARETO, 0.6, 1}, {TRAFFIC_PARETO, 0.3, 1}, {TRAFFIC_PARETO, 0.5, 1},
+    {TRAFFIC_PARETO, 0.7, 1}, {TRAFFIC_PARETO, 1, 1}, {TRAFFIC_PARETO, 1.5, 1}, {TRAFFIC_LOGNORMAL, 1, 8},
+    {TRAFFIC_LOGNORMAL, 1.5, 8}, {TRAFFIC_LOGNORMAL, 2, 8}, {TRAFFIC_LOGNORMAL, 3, 8}};
 
 static const char *const tail_names[] = {"pareto", "lognormal", NULL};
 static const char *const eviction_names[] = {"least value", "least recent", "oldest"};
+enum { EVICTIONS = sizeof eviction_names / sizeof *eviction_names };
 
 struct command {
     int64_t requests, days, measured, block_tokens, seed;
@@ -136,14 +137,6 @@ static double hit_rate(const struct replayed *out, enum traffic_kind kind) {
 
 /* ---- tables ---- */
 
-static const char *days_name(double days) {
-    static char text[32];
-    if (days <= 0)
-        return "defaults";
-    snprintf(text, sizeof text, "%g days", days);
-    return text;
-}
-
 static void print_json(
     const struct tail *tail, const struct replay *replay, double days, const struct replayed *out) {
     printf(
@@ -204,28 +197,45 @@ static enum result study_times(
     return OK;
 }
 
+/* A row of the second table. */
+static enum result study_limit(const struct command *c, const struct tail *tail,
+    const struct traffic *traffic, enum cache_eviction eviction, int64_t limit) {
+    double chats[TIMES], saved[TIMES];
+    for (int t = 0; t < TIMES; t++) {
+        struct replayed out;
+        const struct replay replay = {
+            .c = c, .traffic = traffic, .policy = make_policy(eviction, DAYS[t]), .limit = limit};
+        TRY(replay_all(&replay, &out));
+        chats[t] = hit_rate(&out, TRAFFIC_CHAT);
+        saved[t] = out.saved / out.cost;
+        if (c->as_json)
+            print_json(tail, &replay, DAYS[t], &out);
+    }
+    if (c->as_json)
+        return OK;
+    printf("%7.2f  %-13s |", (double)limit / 1073741824, eviction_names[eviction]);
+    for (int t = 0; t < TIMES; t++)
+        printf(" %6.2f", 100 * saved[t]);
+    printf(" |");
+    for (int t = 0; t < TIMES; t++)
+        printf(" %6.2f", 100 * chats[t]);
+    printf("\n");
+    fflush(stdout);
+    return OK;
+}
+
 static enum result study_limits(
     const struct command *c, const struct tail *tail, const struct traffic *traffic, int64_t most) {
+    if (!c->as_json)
+        printf("\n%s of shape %g from %g hours on, with limits: 1/2, 1/4 and 1/8 of the %.2f GiB that 14 "
+               "days take\n"
+               "    GiB  eviction      | saved: kept for days              | chats: hits\n"
+               "                       |      1      3      7     14  3/3/7 |      1      3      7     14  "
+               "3/3/7\n",
+            tail_names[tail->tail], tail->shape, tail->scale, (double)most / 1073741824);
     for (int64_t part = 2; part <= 1 << LIMITS; part *= 2)
-        for (int eviction = 0; eviction < 3; eviction++)
-            for (int t = 0; t < TIMES; t++) {
-                struct replayed out;
-                const struct replay replay = {.c = c,
-                    .traffic = traffic,
-                    .policy = make_policy((enum cache_eviction)eviction, DAYS[t]),
-                    .limit = most / part};
-                TRY(replay_all(&replay, &out));
-                if (c->as_json) {
-                    print_json(tail, &replay, DAYS[t], &out);
-                    continue;
-                }
-                printf("1/%-3lld %9.2f %-13s %-9s %6.2f %8.2f %7.2f %10.2f %7.2f %9lld\n", (long long)part,
-                    (double)replay.limit / 1073741824, eviction_names[eviction], days_name(DAYS[t]),
-                    100 * hit_rate(&out, TRAFFIC_KINDS), 100 * hit_rate(&out, TRAFFIC_AGENT),
-                    100 * hit_rate(&out, TRAFFIC_CHAT), 100 * hit_rate(&out, TRAFFIC_QUESTION),
-                    100 * out.saved / out.cost, (long long)out.counts.evicted);
-                fflush(stdout);
-            }
+        for (int eviction = 0; eviction < EVICTIONS; eviction++)
+            TRY(study_limit(c, tail, traffic, (enum cache_eviction)eviction, most / part));
     return OK;
 }
 
@@ -252,11 +262,6 @@ static enum result run_tails(const struct command *c, const struct tail *tails, 
         TRY(status);
         first_most = i ? first_most : most;
     }
-    if (!c->as_json)
-        printf(
-            "\n%s of shape %g from %g hours on; limits as parts of the %.2f GiB that 14 days take\n"
-            "limit       GiB eviction      kept         all   agents   chats  questions   saved   evicted\n",
-            tail_names[tails[0].tail], tails[0].shape, tails[0].scale, (double)first_most / 1073741824);
     TRY(make_traffic(c, &tails[0], &traffic));
     enum result status = study_limits(c, &tails[0], traffic, first_most);
     traffic_free(traffic);

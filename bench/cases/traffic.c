@@ -163,7 +163,7 @@ struct traffic_options traffic_defaults(int64_t requests) {
         .days = 1,
         .agents = 40,
         .tail = TRAFFIC_PARETO,
-        .shape = 0.7,
+        .shape = 0.6,
         .scale = 1,
         .return_share = 0.3};
 }

@@ -32,7 +32,7 @@ struct traffic_options {
     double return_share; /* of a chat's later turns: the rest follow within minutes */
 };
 
-/* 2:2:1 agents, chats, questions; one day; 40 agents; Pareto of shape 0.7 from 1 hour on; 0.3 returns. */
+/* 2:2:1 agents, chats, questions; one day; 40 agents; Pareto of shape 0.6 from 1 hour on; 0.3 returns. */
 struct traffic_options traffic_defaults(int64_t requests);
 
 struct traffic_request {

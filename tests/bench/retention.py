@@ -58,7 +58,7 @@ def main():
     retention, traffic = sys.argv[1:]
     sizes = ["--requests", 1500, "--days", 20, "--seed", 3]
     # The tail of bench-traffic's trace.
-    rows = lines_of(retention, *sizes, "--measured", 10, "--json", "--tail", "pareto", "--shape", "0.7", "--hours", "1")
+    rows = lines_of(retention, *sizes, "--measured", 10, "--json", "--tail", "pareto", "--shape", "0.6", "--hours", "1")
     trace = lines_of(traffic, *sizes, "--list")
     expect(len(trace) == 1500 and sum(r["return"] for r in trace) > 50, "a trace with returns")
 
