@@ -49,7 +49,8 @@ struct engine {
     int32_t most_spans;
     int32_t lanes;
     struct engine_step steps[MOST_STEPS], *step; /* `step`: the one that is worked on */
-    double begun;                                /* wall_clock() */
+    double begun, stepped;                       /* wall_clock(): at the begin, at the end of the last step */
+    double prompt_seconds;                       /* spent on prompts */
     const struct engine_source *source;
     bool is_uneven;       /* some ranks are hungry, and others have requests left; the same on all */
     int32_t balance_wait; /* turns until moving requests is tried again */
@@ -73,7 +74,8 @@ static enum result check_options(const struct engine_options *options, int32_t t
 
 static enum result engine_begin(struct engine *engine, const struct engine_options *options,
     const struct engine_source *source, const struct engine_sink *sink) {
-    *engine = (struct engine){.options = options, .sink = sink, .begun = wall_clock(), .source = source};
+    *engine = (struct engine){
+        .options = options, .sink = sink, .begun = wall_clock(), .stepped = wall_clock(), .source = source};
     admission_begin(&engine->admission, options, source, sink, &engine->own);
     TRY(check_options(options, engine->admission.tail));
     const struct model_options *of_model = model_options(options->model);
@@ -236,9 +238,6 @@ static int64_t prompt_budget(const struct engine *engine) {
 }
 
 static enum result prepare_step(struct engine *engine) {
-    if (engine->own.prompt_tokens)
-        engine->admission.prompts.seconds_a_token =
-            (wall_clock() - engine->begun) / (double)engine->own.prompt_tokens;
     engine->admission.prompt_budget = prompt_budget(engine);
     TRY(admission_fill(&engine->admission));
     engine->step->span_count = 0;
@@ -358,11 +357,27 @@ static void make_masks(const struct engine *engine) {
     if (!is_held)
         return;
     enum work_part before = stopwatch_switch(WORK_SAMPLING);
-#pragma omp parallel for num_threads(model_options(engine->options->model)->kernels->threads) schedule(dynamic)
+#pragma omp parallel for num_threads(model_options(engine->options->model)->kernels->threads)                \
+    schedule(dynamic)
     for (int32_t i = 0; i < step->span_count; i++)
         for (int32_t k = 0; constraint_of(step, i, k); k++)
             constraint_make_mask(constraint_of(step, i, k));
     (void)stopwatch_switch(before);
+}
+
+/* Learns what a prompt's token costs: of the time since the last step prompts get their share, a generated token counting twice, for it runs
+ * through all layers. */
+static void learn_cost(struct engine *engine) {
+    const struct engine_step *step = engine->step;
+    double now = wall_clock(), prompt = 0, generated = 0;
+    for (int32_t i = 0; i < step->span_count; i++)
+        *(step->uses[i].prompt ? &prompt : &generated) += step->spans[i].count;
+    if (prompt > 0)
+        engine->prompt_seconds += (now - engine->stepped) * prompt / (prompt + 2 * generated);
+    engine->stepped = now;
+    if (engine->own.prompt_tokens)
+        engine->admission.prompts.seconds_a_token =
+            engine->prompt_seconds / (double)engine->own.prompt_tokens;
 }
 
 /* Draws the step's tokens, which waits for its end. */
@@ -457,6 +472,7 @@ static enum result take_outcomes(struct engine *engine) {
     enum result ended = model_step_end(engine->options->model, step->lane);
     TRY(status);
     TRY(ended);
+    learn_cost(engine);
     TRY(end_prompts(engine));
     TRY(hand_out_tokens(engine));
     admission_drop_finished(&engine->admission);

@@ -70,7 +70,7 @@ def check_metrics(campaign, launch, generated):
     nocturne("inspect", path)
     with h5py.File(path) as file:
         parts = attribute(file, "parts").split(",")
-        assert attribute(file, "ended") == 1 and attribute(file, "metrics_version") == 1
+        assert attribute(file, "ended") == 1 and attribute(file, "metrics_version") == 2
         assert attribute(file, "ranks") == 1 and attribute(file, "hosts")
         samples = len(file["time"])
         assert samples >= 2 and file["part_seconds"].shape == (samples, len(parts))
@@ -119,6 +119,21 @@ def main():
         # The first tokens were drawn by prefill.
         check_metrics(campaign, 1, counted["generated-tokens"] - 9)
         page_of(campaign, "--card-hour", "cheap", code=2)
+
+        # Tokens that prompts share are told, and what they save.
+        shared = os.path.join(folder, "shared")
+        with open(input_path, "w", encoding="utf-8") as file:
+            words = " ".join(f"Define {i} dogs." for i in range(60))
+            file.writelines(line(f"s{i}", max_tokens=3, messages=[{"role": "user", "content": f"{words} And {i}?"}])
+                            for i in range(6))
+        nocturne("ingest", "--input", input_path, "--model", model, "--campaign", shared)
+        nocturne("run", "--campaign", shared, "--cache", os.path.join(folder, "store"))
+        page = page_of(shared)
+        assert number(page, "shared-tokens") >= 5 * 240 and number(page, "saved-seconds") > 0
+        assert number(page, "run-tokens") + number(page, "shared-tokens") == number(page, "prompt-tokens")
+        assert "cache, shared folder" in page
+        said = nocturne("status", "--campaign", shared)
+        assert "tokens shared by prompts" in said and "shared folder: 0 blocks used" in said, said
 
         # A damaged file of metrics costs its launch, none of them costs the plots only.
         path = os.path.join(campaign, "metrics", "launch-0000", "rank-0000.h5")
