@@ -495,6 +495,7 @@ static enum result fill(struct grammar *grammar) {
     TRY(masks_create(automaton));
     TRY(array_grow(&automaton->frames, sizeof(struct frame), 1));
     TRY(array_grow(&automaton->sets, sizeof(struct set), 1));
+    TRY(array_grow(&automaton->configurations, sizeof(struct configuration), 1));
     *frame_at(automaton, 0) = (struct frame){0};
     *set_at(automaton, DEAD_SET) = (struct set){0};
     automaton->frames.count = automaton->sets.count = 1;
