@@ -48,7 +48,7 @@ struct grammar_specification {
     enum grammar_tool_choice tool_choice;
     const char *tool_name; /* GRAMMAR_TOOLS_NAMED */
     bool one_call;         /* no parallel calls */
-    uint32_t marker_token; /* the id of the DSML marker in tags, or GRAMMAR_NO_TOKEN: it is spelled in bytes */
+    uint32_t marker_token; /* the id of the DSML marker in tags, or GRAMMAR_NO_TOKEN: spelled in bytes */
 };
 
 struct grammar;
