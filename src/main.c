@@ -40,6 +40,7 @@ static const struct command commands[] = {
     {"export", command_export, "answers -> results.jsonl, errors.jsonl and results.h5"},
     {"status", command_status, "how far a campaign is"},
     {"report", command_report, "a page on what a campaign did, for a browser"},
+    {"cache", command_cache, "what a prefix cache holds, whether it is whole; making it smaller"},
     {"score", command_score, "log-probabilities of given texts (on ranks)"},
     {"check", command_check, "whether a run would find what it needs (on ranks)"},
     {"tokenize", command_tokenize, "texts -> token ids"},

@@ -16,6 +16,7 @@
 #define MOST_SEGMENT_BYTES ((int64_t)256 << 20)
 #define LEAST_SEGMENT_BYTES ((int64_t)1 << 20)
 #define LEAST_MAP_BYTES ((int64_t)256 << 20)
+#define MOST_MAP_BYTES ((int64_t)16 << 30) /* some 80 million entries */
 
 enum {
     SEGMENTS_OF_LIMIT = 16, /* at least so many in a full folder, so that giving room back moves little */
@@ -348,7 +349,7 @@ static void name_host(struct store *store) {
 
 static enum result open_index(struct store *store) {
     int64_t map = store->options.limit / MAP_SHARE;
-    map = map < LEAST_MAP_BYTES ? LEAST_MAP_BYTES : map / 4096 * 4096;
+    map = map < LEAST_MAP_BYTES ? LEAST_MAP_BYTES : map < MOST_MAP_BYTES ? map / 4096 * 4096 : MOST_MAP_BYTES;
     enum result status = index_open(store->index_path, map, &store->index);
     if (status != ERROR_INPUT)
         return status;
@@ -424,7 +425,7 @@ enum result store_open(const struct store_options *options, struct store **store
 void store_close(struct store *store) {
     if (!store)
         return;
-    if (store->index)
+    if (store->index && !store->options.still)
         store_settle(store);
     store_seal(store);
     if (store->reports > STORE_LOUD_REPORTS)

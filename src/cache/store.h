@@ -25,7 +25,7 @@ struct store_options {
     struct policy policy;
     const char *host; /* NULL: this machine's name */
     bool existing;    /* ERROR_INPUT when the folder isn't there, instead of making it */
-    bool still;       /* leaves segments as they are: no upkeep at open */
+    bool still;       /* leaves entries as they are: no upkeep at open, no settling at close */
 };
 
 struct store;
@@ -70,6 +70,10 @@ void store_settle(struct store *store);
  * `most`: the limit that counts now, negative for that of the options. Nothing when another process has been at it for
  * `wait_seconds`. */
 void store_upkeep(struct store *store, int64_t most, double wait_seconds);
+
+/* What store_upkeep would remove: entries and the room they take. */
+MUST_CHECK enum result store_foresee_upkeep(
+    struct store *store, int64_t most, int64_t *entries, int64_t *bytes);
 
 /* True when it is time for an upkeep without need. */
 bool store_upkeep_due(const struct store *store);

@@ -102,21 +102,45 @@ static enum result remove_candidates(struct store *store, const struct candidate
     return index_commit(&change);
 }
 
-/* Removes what is expired, and what is worth least until the rest takes no more than `most`. */
-static enum result remove_entries(struct store *store, bool full, int64_t most) {
-    struct candidates all = {.store = store, .now = wall_clock()};
-    enum result status = index_each_entry(store->index, collect_candidate, &all, NULL);
-    if (status == OK && all.failed)
-        status = fail(ERROR_MEMORY, "%s: no memory to choose which blocks go", store->folder);
+/* Sorts so that those that go come first: what is expired, and what is worth least until the rest takes no more than `most`. Returns
+ * how many, with the room they take. */
+static int64_t choose_victims(struct candidates *all, bool full, int64_t most, int64_t *room) {
     int64_t victims = 0;
-    if (status == OK && (all.expired > 0 || (full && all.room > most))) {
-        qsort(all.items, (size_t)all.count, sizeof *all.items, by_worth);
-        while (victims < all.count && (victims < all.expired || (full && all.room > most)))
-            all.room -= all.items[victims++].room;
-    }
+    *room = 0;
+    if (all->expired == 0 && (!full || all->room <= most))
+        return 0;
+    qsort(all->items, (size_t)all->count, sizeof *all->items, by_worth);
+    while (victims < all->count && (victims < all->expired || (full && all->room - *room > most)))
+        *room += all->items[victims++].room;
+    return victims;
+}
+
+static enum result collect_candidates(struct store *store, struct candidates *all) {
+    *all = (struct candidates){.store = store, .now = wall_clock()};
+    TRY(index_each_entry(store->index, collect_candidate, all, NULL));
+    return all->failed ? fail(ERROR_MEMORY, "%s: no memory to choose which blocks go", store->folder) : OK;
+}
+
+static enum result remove_entries(struct store *store, bool full, int64_t most) {
+    struct candidates all;
+    int64_t room, victims = 0;
+    enum result status = collect_candidates(store, &all);
+    if (status == OK)
+        victims = choose_victims(&all, full, most, &room);
     for (int64_t done = 0; status == OK && done < victims; done += STORE_CHANGES)
         status = remove_candidates(
             store, all.items + done, victims - done < STORE_CHANGES ? victims - done : STORE_CHANGES);
+    free(all.items);
+    return status;
+}
+
+enum result store_foresee_upkeep(struct store *store, int64_t most, int64_t *entries, int64_t *bytes) {
+    struct candidates all;
+    *entries = *bytes = 0;
+    enum result status = collect_candidates(store, &all);
+    if (status == OK)
+        *entries =
+            choose_victims(&all, store_measure(store) > most, (int64_t)(evict_down_to * (double)most), bytes);
     free(all.items);
     return status;
 }

@@ -73,6 +73,7 @@ void campaign_write_progress(const struct campaign *campaign, const struct progr
 enum result command_export(int argc, char **argv);
 enum result command_status(int argc, char **argv);
 enum result command_report(int argc, char **argv);
+enum result command_cache(int argc, char **argv);
 enum result command_ingest(int argc, char **argv);
 
 /* Prints what an HDF5 file of ours is: format, provenance, datasets, checks (for `nocturne inspect FILE_OR_DIR`). */

@@ -4,6 +4,7 @@
  *     cache together               two processes put, get and make room in one folder at once
  *     cache hosts                  two hosts, each with its own index, share a folder with a limit
  *     cache full                   a disk that is full, by a small file system where this may mount one, and by a limit of file sizes
+ *     cache make FOLDER COUNT      fills a folder, for cache_command.py
  *     cache failing                writes and fdatasync that fail (through system_fault.c)
  *
  * Exit code 0: all was right; 1: a message says what was not. */
@@ -386,6 +387,20 @@ static void failing(void) {
     }
 }
 
+static void make(const char *folder, uint64_t count) {
+    static uint8_t payload[PAYLOAD];
+    struct cache *cache = open_cache(folder, (int64_t)1 << 30, 0);
+    for (uint64_t n = 0; n < count; n++) {
+        struct cache_key key = numbered_key(n);
+        struct cache_entry entry = {.traffic = (enum cache_traffic)(n % CACHE_TRAFFIC_KINDS),
+            .first_token = (int32_t)(n % 20) * 16,
+            .cost_seconds = 0.01F * (float)(1 + n % 7)};
+        fill_payload(n, payload, PAYLOAD);
+        cache_put(cache, &key, &entry, payload);
+    }
+    cache_close(cache);
+}
+
 /* The run that meets the faults. */
 static void use(const char *folder) {
     struct cache *cache = open_cache(folder, LIMIT, 0);
@@ -415,8 +430,11 @@ int main(int argc, char **argv) {
         failing();
     else if (!strcmp(what, "use") && argc == 3)
         use(argv[2]);
+    else if (!strcmp(what, "make") && argc == 4)
+        make(argv[2], strtoull(argv[3], NULL, 10));
     else {
-        fprintf(stderr, "usage: cache kill [ROUNDS [SEED]] | together | hosts | full | failing\n");
+        fprintf(stderr,
+            "usage: cache kill [ROUNDS [SEED]] | together | hosts | full | failing | make FOLDER COUNT\n");
         return 2;
     }
     return 0;
