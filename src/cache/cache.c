@@ -26,12 +26,13 @@
 #define QUEUE_BYTES ((int64_t)256 << 20) /* of payloads on their way to files */
 
 enum {
-    RUN = 64,              /* blocks that share one look into a table */
-    RUN_BYTES = 1 << 20,   /* and that are read in one go */
-    LEAST_QUEUE = 8,       /* blocks, however large they are */
-    MOST_QUEUE = 8192,     /* however small */
-    MOST_PREFETCH = 65536, /* keys */
-    BATCH = 1024,          /* puts that become visible together */
+    RUN = 64,               /* blocks that share one look into a table */
+    RUN_BYTES = 1 << 20,    /* and that are read in one go */
+    CACHED_BYTES = 4 << 20, /* got at once: what is more does not stay in the caches until it is used */
+    LEAST_QUEUE = 8,        /* blocks, however large they are */
+    MOST_QUEUE = 8192,      /* however small */
+    MOST_PREFETCH = 65536,  /* keys */
+    BATCH = 1024,           /* puts that become visible together */
     SETTLE_SECONDS = 5,
     LEAST_RECORDS = 4, /* that a folder's limit must allow */
 };
@@ -453,12 +454,16 @@ static void count_uses(struct cache *cache, const struct cache_key *keys, int32_
 
 static int32_t copy_from_memory(
     struct cache *cache, const struct cache_key *keys, int32_t count, uint8_t *payloads) {
+    bool past_caches = count * cache->payload_bytes > CACHED_BYTES;
     int32_t slots[RUN];
     struct memory_note notes[RUN];
     int32_t found = memory_find_run(cache->memory, keys, count < RUN ? count : RUN, slots, notes);
     for (int32_t i = 0; i < found; i++) {
-        memcpy(payloads + i * cache->payload_bytes, memory_payload(cache->memory, slots[i]),
-            (size_t)cache->payload_bytes);
+        const uint8_t *payload = memory_payload(cache->memory, slots[i]);
+        if (past_caches)
+            memory_copy_past_caches(payloads + i * cache->payload_bytes, payload, cache->payload_bytes);
+        else
+            memcpy(payloads + i * cache->payload_bytes, payload, (size_t)cache->payload_bytes);
         cache->counts.tiers[notes[i].origin].hits++;
         cache->counts.seconds_saved += (double)notes[i].entry.cost_seconds;
     }
@@ -504,7 +509,7 @@ static void keep_copy(struct cache *cache, const struct cache_key *key, const st
     int32_t slot = memory_reserve(cache->memory);
     if (slot < 0)
         return;
-    memcpy(memory_payload(cache->memory, slot), payload, (size_t)cache->payload_bytes);
+    memory_copy_past_caches(memory_payload(cache->memory, slot), payload, cache->payload_bytes);
     promote(cache, slot, key, &note, tier);
     memory_release(cache->memory, slot);
 }
@@ -530,8 +535,7 @@ static int32_t read_from(
 static int32_t read_run(struct cache *cache, const struct cache_key *keys, int32_t count, uint8_t *payloads) {
     int32_t most = (int32_t)(RUN_BYTES / cache->payload_bytes), good = 0, run = 1;
     most = most < 1 ? 1 : most < RUN ? most : RUN;
-    while (run < count && run < most && !memory_contains(cache->memory, &keys[run]))
-        run++;
+    run += memory_match_absent(cache->memory, keys + 1, (count < most ? count : most) - 1);
     if (take_over(cache, keys, run)) {
         good = copy_from_memory(cache, keys, count, payloads);
         run = 1; /* others may have come into memory, too */
@@ -595,7 +599,7 @@ static void put_new(struct cache *cache, struct pending_put *put, const void *pa
         .created = put->created,
         .origin = CACHE_TIER_MEMORY,
         .tiers = cache->file_tiers & (uint8_t)~put->tiers};
-    memcpy(memory_payload(cache->memory, slot), payload, (size_t)cache->payload_bytes);
+    memory_copy_past_caches(memory_payload(cache->memory, slot), payload, cache->payload_bytes);
     memory_publish(cache->memory, slot, &put->key, &note);
     bool queued = put->tiers && queue_put(cache, slot, put);
     if (put->tiers && !queued)

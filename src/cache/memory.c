@@ -7,6 +7,9 @@
 #include <stdlib.h>   /* calloc, free */
 #include <string.h>   /* memcpy */
 #include <sys/mman.h> /* mmap */
+#ifdef __SSE2__
+#include <emmintrin.h> /* _mm_stream_si128 */
+#endif
 
 enum {
     NOBODY = -1,
@@ -273,17 +276,45 @@ int32_t memory_find_run(struct memory *memory, const struct cache_key *keys, int
     return found;
 }
 
-bool memory_contains(struct memory *memory, const struct cache_key *key) {
-    return memory_match(memory, key, 1) == 1;
-}
-
-int32_t memory_match(struct memory *memory, const struct cache_key *keys, int32_t count) {
+static int32_t match(struct memory *memory, const struct cache_key *keys, int32_t count, bool there) {
     int32_t matched = 0;
     pthread_mutex_lock(&memory->lock);
-    while (matched < count && slot_of(memory, &keys[matched]) != NOBODY)
+    while (matched < count && (slot_of(memory, &keys[matched]) != NOBODY) == there)
         matched++;
     pthread_mutex_unlock(&memory->lock);
     return matched;
+}
+
+int32_t memory_match(struct memory *memory, const struct cache_key *keys, int32_t count) {
+    return match(memory, keys, count, true);
+}
+
+int32_t memory_match_absent(struct memory *memory, const struct cache_key *keys, int32_t count) {
+    return match(memory, keys, count, false);
+}
+
+void memory_copy_past_caches(void *to, const void *from, int64_t bytes) {
+    size_t left = (size_t)bytes;
+#ifdef __SSE2__ /* every x86-64 */
+    enum { LINE = 64, WORDS = LINE / sizeof(__m128i) };
+    char *place = to;
+    const char *source = from;
+    size_t before = -(uintptr_t)place % LINE;
+    if (left < LINE + before) {
+        memcpy(to, from, left);
+        return;
+    }
+    memcpy(place, source, before);
+    place += before, source += before, left -= before;
+    for (; left >= LINE; left -= LINE, place += LINE, source += LINE)
+        for (int i = 0; i < WORDS; i++)
+            _mm_stream_si128(
+                (__m128i *)(void *)place + i, _mm_loadu_si128((const __m128i *)(const void *)source + i));
+    memcpy(place, source, left);
+    _mm_sfence(); /* other threads see it with what is stored after it */
+#else
+    memcpy(to, from, left);
+#endif
 }
 
 void memory_mark(struct memory *memory, const struct cache_key *key, uint8_t set, uint8_t clear) {
