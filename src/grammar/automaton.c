@@ -3,7 +3,7 @@
 #include <stdlib.h> /* calloc, malloc, realloc, free, qsort */
 #include <string.h> /* memcpy, memset, memcmp */
 
-enum { CLOSURE_LIMIT = 200000 };
+enum { CLOSURE_LIMIT = 20000 };
 static const size_t HARD_LIMIT = (size_t)256
                                  << 20; /* of a grammar's tables, all of which are needed at once */
 

@@ -3,6 +3,8 @@
 #include <stdlib.h> /* calloc, realloc, free, qsort */
 #include <string.h> /* memcpy, memset, memcmp */
 
+enum { ALTERNATIVES_LIMIT = 20000 };
+
 enum kind { NOTHING, EMPTY, BYTES, CONCATENATION, EITHER, BOTH, COMPLEMENT, REPEAT, MULTIPLE };
 
 enum liveness { UNKNOWN, ALIVE, DEAD };
@@ -14,7 +16,8 @@ enum { HEIGHT_LIMIT = 256 };
  * set of BYTES is `sets[a]`. */
 struct node {
     uint8_t kind, nullable, liveness;
-    bool plain; /* no BOTH, COMPLEMENT or MULTIPLE within: not empty unless it is NOTHING */
+    bool plain;  /* no BOTH, COMPLEMENT or MULTIPLE within: not empty unless it is NOTHING */
+    bool counts; /* a repetition, or a concatenation with one */
     uint32_t a, b;
     int32_t least, most;
     uint32_t height;    /* calls within calls that a derivative takes */
@@ -318,6 +321,7 @@ static uint32_t concatenate_two(struct expressions *e, uint32_t a, uint32_t b) {
         return EXPRESSION_FAILED;
     const struct node *first = node_at(e, a), *second = node_at(e, b);
     struct node node = {.kind = CONCATENATION, .a = a, .b = b};
+    node.counts = first->counts || second->counts;
     node.nullable = first->nullable && second->nullable;
     node.plain = first->plain && second->plain;
     return intern(e, &node);
@@ -392,6 +396,70 @@ static void join_sets(struct expressions *e, size_t start) {
         (void)add_operand(e, EITHER, set);
 }
 
+/* The part that `a` begins with, and what is behind it. */
+static uint32_t split(const struct expressions *e, uint32_t a, uint32_t *behind) {
+    const struct node *node = node_at(e, a);
+    *behind = node->kind == CONCATENATION ? node->b : EXPRESSION_EMPTY;
+    return node->kind == CONCATENATION ? node->a : a;
+}
+
+/* x{a,b} or x{c,d} as one repetition, when together they are all counts from the least to the most. */
+static bool join_repeats(struct expressions *e, uint32_t a, uint32_t b, uint32_t *joined) {
+    const struct node *x = node_at(e, a), *y = node_at(e, b);
+    if (x->kind != REPEAT || y->kind != REPEAT || x->a != y->a || (x->most >= 0 && y->least > x->most + 1) ||
+        (y->most >= 0 && x->least > y->most + 1))
+        return false;
+    int32_t least = x->least < y->least ? x->least : y->least;
+    int32_t most = x->most < 0 || y->most < 0 ? -1 : x->most > y->most ? x->most : y->most;
+    *joined = expression_repeat(e, x->a, least, most);
+    return true;
+}
+
+/* Whether `a` or `b` is one expression of the same form, as they differ in one count alone. */
+static bool join_counts(struct expressions *e, uint32_t a, uint32_t b, uint32_t *joined) {
+    enum { PARTS = 8 };
+    uint32_t heads[PARTS], count = 0, x_behind, y_behind;
+    while (a != b && count < PARTS) {
+        uint32_t x = split(e, a, &x_behind), y = split(e, b, &y_behind);
+        if (x != y && (x_behind != y_behind || !join_repeats(e, x, y, &x)))
+            return false;
+        heads[count++] = x;
+        a = x_behind;
+        b = y_behind;
+    }
+    if (a != b)
+        return false;
+    *joined = a;
+    while (count)
+        *joined = expression_concatenate(e, heads[--count], *joined);
+    return true;
+}
+
+/* Joins alternatives that differ in a count alone: repetitions within repetitions would have one for each way to
+ * divide the text. */
+static void join_alternatives(struct expressions *e, size_t start) {
+    enum { FEW = 64 };
+    uint32_t candidates[FEW], count = 0; /* places */
+    size_t kept = start;
+    for (size_t i = start; i < e->lists.count; i++) {
+        uint32_t member = *list_at(e, (uint32_t)i), with = count;
+        if (node_at(e, member)->counts)
+            for (with = 0; with < count; with++)
+                if (join_counts(e, *list_at(e, candidates[with]), member, &member))
+                    break;
+        if (member == EXPRESSION_FAILED)
+            return;
+        if (with < count) {
+            *list_at(e, candidates[with]) = member;
+            continue;
+        }
+        if (count < FEW && node_at(e, member)->counts)
+            candidates[count++] = (uint32_t)kept;
+        *list_at(e, (uint32_t)kept++) = member;
+    }
+    e->lists.count = kept;
+}
+
 static uint32_t finish_list(struct expressions *e, enum kind kind, size_t start) {
     uint32_t neutral = kind == EITHER ? EXPRESSION_NOTHING : EXPRESSION_FAILED;
     uint32_t *list = list_at(e, (uint32_t)start);
@@ -420,6 +488,8 @@ static uint32_t finish_list(struct expressions *e, enum kind kind, size_t start)
         e->lists.count = start;
         return only;
     }
+    if (kept > ALTERNATIVES_LIMIT)
+        return failed(e, ERROR_INPUT, "the grammar is too ambiguous: more than 20000 ways to go on");
     e->lists.count = start + kept;
     node.b = (uint32_t)kept;
     return intern(e, &node);
@@ -432,8 +502,10 @@ static uint32_t build_list(struct expressions *e, enum kind kind, const uint32_t
     for (size_t i = 0; i < count; i++)
         if (list[i] == EXPRESSION_FAILED || !add_operand(e, kind, list[i]))
             return EXPRESSION_FAILED;
-    if (kind == EITHER)
+    if (kind == EITHER) {
         join_sets(e, start);
+        join_alternatives(e, start);
+    }
     return e->failure == OK ? finish_list(e, kind, start) : EXPRESSION_FAILED;
 }
 
@@ -470,6 +542,7 @@ uint32_t expression_repeat(struct expressions *e, uint32_t a, int32_t least, int
         return a; /* (x*){n,m} */
     struct node repeat = {.kind = REPEAT, .a = a, .least = least, .most = most, .plain = node->plain};
     repeat.nullable = least == 0;
+    repeat.counts = true;
     return intern(e, &repeat);
 }
 
