@@ -1,6 +1,6 @@
 /* Times the plan of a campaign: seconds on one core, and what the placements cost.
  *
- *   bench-plan [REQUESTS [TOKENS [RANKS [FAMILY]]]]     (default: 100000 requests of 1000 tokens, 64 ranks, families of 50)
+ *   bench-plan [--json] [REQUESTS [TOKENS [RANKS [FAMILY]]]]     (default: 100000 requests of 1000 tokens, 64 ranks, families of 50)
  *
  * All prompts begin with a template of 40 tokens; half of the rest is the family's, a quarter is shared by four in it, and the end is
  * the prompt's own. Families differ in size, and come mixed. Waste: the longest rank's work over its part of all work with each
@@ -9,6 +9,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 enum { TEMPLATE = 40 };
@@ -76,47 +77,78 @@ static double longest_rank(const struct queues *queues, int32_t ranks, double *s
     return most;
 }
 
-int main(int argc, char **argv) {
-    static const char *const names[] = {"families", "round robin", "random", "shortest queue", "affinity"};
-    int64_t values[4] = {100000, 1000, 64, 50};
+struct options {
+    bool as_json;
+    int64_t count, tokens, ranks, family;
+};
+
+static int usage(void) {
+    fprintf(stderr, "usage: bench-plan [--json] [REQUESTS [TOKENS [RANKS [FAMILY]]]]\n");
+    return 2;
+}
+
+static bool read_options(int argc, char **argv, struct options *options) {
+    int64_t *values[] = {&options->count, &options->tokens, &options->ranks, &options->family};
+    int given = 0;
     for (int i = 1; i < argc; i++) {
-        char *end;
-        values[(i - 1) & 3] = strtoll(argv[i], &end, 10);
-        if (i > 4 || *end || values[i - 1] < 1 || values[i - 1] > INT32_MAX) {
-            fprintf(stderr, "usage: bench-plan [REQUESTS [TOKENS [RANKS [FAMILY]]]]\n");
-            return 2;
+        if (strcmp(argv[i], "--json") == 0) {
+            options->as_json = true;
+            continue;
         }
+        char *end;
+        int64_t value = strtoll(argv[i], &end, 10);
+        if (given == 4 || *end || value < 1 || value > INT32_MAX)
+            return false;
+        *values[given++] = value;
     }
-    int64_t count = values[0];
-    int32_t ranks = (int32_t)values[2];
+    return true;
+}
+
+/* One line of the table. *least: work of the first placement, which the others are compared with. */
+static void measure(
+    const struct options *options, const struct plan_request *requests, int placement, double *least) {
+    static const char *const names[] = {"families", "round robin", "random", "shortest queue", "affinity"};
     const struct plan_costs costs = {1, 2};
-    struct plan_request *requests = make_requests(count, (int32_t)values[1], values[3]);
-    struct plan_entry *entries = get((size_t)count * sizeof *entries);
+    int32_t ranks = (int32_t)options->ranks;
+    struct plan_entry *entries = get((size_t)options->count * sizeof *entries);
     int64_t *first = get((size_t)(ranks + 1) * sizeof *first);
-    double least = 0;
-    printf("%lld requests of %lld tokens, %d ranks\n", (long long)count, (long long)values[1], ranks);
-    printf("%-15s %9s %9s %9s %9s\n", "placement", "seconds", "work", "waste", "take ns");
-    for (int placement = PLAN_FAMILIES; placement <= PLAN_PREFIX_AFFINITY; placement++) {
-        struct queues *queues;
-        double begun = now(), sum;
-        check(plan_make(requests, count, ranks, &costs, placement, entries, first));
-        double planned = now() - begun;
-        check(queues_create(entries, count, first, ranks, &costs, &queues));
-        double most = longest_rank(queues, ranks, &sum);
-        if (placement == PLAN_FAMILIES)
-            least = sum; /* prefixes at cuts are in it, a few a rank */
-        begun = now();
-        struct queue_next next;
-        for (int32_t rank = 0; rank < ranks; rank++)
-            for (queues_take(queues, rank, 64, &next); next.entry;)
-                queues_take(queues, rank, 64, &next);
-        printf("%-15s %9.3f %9.3g %8.2f%% %9.0f\n", names[placement], planned, sum,
-            100 * (most / (least / ranks) - 1), (now() - begun) / (double)count * 1e9);
-        queues_free(queues);
-    }
-    free((void *)requests[0].token_ids);
-    free(requests);
+    struct queues *queues;
+    double begun = now(), sum;
+    check(plan_make(requests, options->count, ranks, &costs, placement, entries, first));
+    double planned = now() - begun;
+    check(queues_create(entries, options->count, first, ranks, &costs, &queues));
+    double most = longest_rank(queues, ranks, &sum);
+    if (placement == PLAN_FAMILIES)
+        *least = sum; /* prefixes at cuts are in it, a few a rank */
+    begun = now();
+    struct queue_next next;
+    for (int32_t rank = 0; rank < ranks; rank++)
+        for (queues_take(queues, rank, 64, &next); next.entry;)
+            queues_take(queues, rank, 64, &next);
+    double take = (now() - begun) / (double)options->count * 1e9, waste = 100 * (most / (*least / ranks) - 1);
+    printf(options->as_json
+               ? "{\"placement\": \"%s\", \"seconds\": %.3f, \"work\": %.4g, \"waste_percent\": %.2f, "
+                 "\"take_nanoseconds\": %.0f}\n"
+               : "%-15s %9.3f %9.3g %8.2f%% %9.0f\n",
+        names[placement], planned, sum, waste, take);
+    queues_free(queues);
     free(entries);
     free(first);
+}
+
+int main(int argc, char **argv) {
+    struct options options = {.count = 100000, .tokens = 1000, .ranks = 64, .family = 50};
+    if (!read_options(argc, argv, &options))
+        return usage();
+    struct plan_request *requests = make_requests(options.count, (int32_t)options.tokens, options.family);
+    if (!options.as_json)
+        printf("%lld requests of %lld tokens, %lld ranks\n%-15s %9s %9s %9s %9s\n", (long long)options.count,
+            (long long)options.tokens, (long long)options.ranks, "placement", "seconds", "work", "waste",
+            "take ns");
+    double least = 0;
+    for (int placement = PLAN_FAMILIES; placement <= PLAN_PREFIX_AFFINITY; placement++)
+        measure(&options, requests, placement, &least);
+    free((void *)requests[0].token_ids);
+    free(requests);
     return 0;
 }
