@@ -386,6 +386,8 @@ enum result prompts_answered(struct prompts *prompts, const struct prompt *promp
     const struct request *request = prompt->request;
     if (!prompts->options->cache)
         return OK;
+    if (prompts->options->bounded_replay && !prompt->tokens)
+        return OK; /* gone on from a saved state, which does not tell whether it is an approximation */
     const enum cache_traffic traffic = traffic_of(prompts, request);
     if (traffic == CACHE_TRAFFIC_OTHER)
         return OK; /* nobody will go on from the answer to a one-shot question */

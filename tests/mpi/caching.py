@@ -166,6 +166,23 @@ def bounded(folder):
     go(after, "--replay", "bounded", expect=USAGE)
 
 
+def bounded_states(folder):
+    """Answers that go on from saved states made with bounded replay are not kept either; with exact replay they are."""
+    past = [{"role": "user", "content": words("past", 300)}, {"role": "assistant", "content": words("answer", 40)}]
+    opening = chat("opening", "", temperature=0, max_tokens=2)
+    opening["body"]["messages"] = past
+    later = chat("later", "", temperature=0, max_tokens=150, ignore_eos=True)
+    later["body"]["messages"] = [*past, {"role": "user", "content": words("later", 200)}]
+    store = os.path.join(folder, "store")
+    go(make(folder, "opening", [opening]), "--cache", store)
+    for replay, is_kept in (("bounded=2", False), ("exact", True)):
+        campaign = make(folder, replay, [later])
+        go(campaign, "--cache", store, "--replay", replay, command="prefill")
+        check(progress(campaign)["cached_tokens"] > 0, "nothing was hit")
+        told = go(campaign, "--cache", store, "--replay", replay, command="decode")
+        check((", 0 kept," not in told) == is_kept, f"{replay}: what is kept of an answer is wrong: {told}")
+
+
 def stopped(folder):
     """Launches that are stopped and killed with a cache go on to the same answers."""
     lines, store = families("stopped", each=8), os.path.join(folder, "store")
@@ -223,7 +240,7 @@ def pictures(folder):
     check(told[lines.index(next(line for line in lines if line["custom_id"] == "lower-0"))] > 0, f"no hit with images: {told}")
 
 
-TESTS = {test.__name__: test for test in (warm, edges, turns, pictures, bounded, stopped, other_kernels)}
+TESTS = {test.__name__: test for test in (warm, edges, turns, pictures, bounded, bounded_states, stopped, other_kernels)}
 
 if __name__ == "__main__":
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # the tests' ranks share cores
