@@ -10,6 +10,8 @@ import re
 import sys
 import tempfile
 
+import h5py
+
 sys.path.insert(0, os.path.join(os.environ["NOCTURNE_SOURCE"], "tests", "faults"))
 from campaigns import (  # noqa: E402
     MODEL,
@@ -128,6 +130,16 @@ def staged(campaigns):
         )
 
 
+def tokens_of(campaign):
+    """Tokens of all prompts, those of their trie, and those that the last launch computed."""
+    with h5py.File(os.path.join(campaign, "requests.h5"), "r") as file:
+        ids, offsets = file["token_ids"][:], file["token_offsets"][:]
+    prompts = sorted(ids[begin:end].tolist() for begin, end in zip(offsets, offsets[1:]))
+    shared = [len(os.path.commonprefix(pair)) for pair in zip(prompts, prompts[1:])]
+    with open(os.path.join(campaign, "progress.json"), encoding="utf-8") as file:
+        return len(ids), len(ids) - sum(shared), json.load(file)["prompt_tokens"]
+
+
 def families(campaigns):
     """Ranks that share prompts' beginnings, and give work away: all requests are there once, whoever ran them."""
     moved = 0
@@ -142,6 +154,11 @@ def families(campaigns):
         check(lost_and_doubled(campaigns.campaign) == (0, 0), "requests were lost or doubled")
         plan = re.search(r"plan: of (\d+) prompt tokens (\d+) are shared", campaigns.output)
         check(plan and int(plan[2]) > int(plan[1]) / 2, f"no plan that shares beginnings:\n{campaigns.output}")
+        if launches[0][:2] == ("run", 1):
+            every, unique, computed = tokens_of(campaigns.campaign)
+            text = f"of {every} prompt tokens the trie has {unique}, and {computed} were computed"
+            check(unique <= computed < every / 4, text)  # short beginnings, below 32 tokens, are not worth a prefix
+            print("ok", text, flush=True)
         moved += sum(int(count) for count in re.findall(r"plan: (\d+) requests moved", campaigns.output))
     check(moved > 0, "no request was moved to a rank without work")
     print("ok", moved, "requests moved", flush=True)
