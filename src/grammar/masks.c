@@ -27,7 +27,7 @@ struct text_place {
     uint8_t state, level;
 };
 
-/* A search in breadth over the texts of a kind. */
+/* A search over the texts of a kind by their number of whole characters. */
 struct text_search {
     const struct text_class *text;
     struct text_place places[PLACES_LIMIT];
@@ -81,6 +81,21 @@ static enum result leave_place(struct grammar *grammar, struct text_search *sear
     return OK;
 }
 
+/* Leaves all places of a level; those within a character come late in the list, behind some of the next level. */
+static enum result search_level(
+    struct grammar *grammar, struct text_search *search, unsigned level, bool *any) {
+    *any = search->lives = false;
+    for (uint32_t i = 0; i < search->count && !search->full; i++) {
+        if (search->places[i].level != level)
+            continue;
+        *any = true;
+        TRY(leave_place(grammar, search, i));
+        if (search->dies && (search->lives || level == 0))
+            return OK;
+    }
+    return OK;
+}
+
 /* Finds out the set's `free` and `to_the_end` of a case. */
 static enum result search_text(struct grammar *grammar, uint32_t number, unsigned free_case) {
     struct text_search search;
@@ -90,18 +105,10 @@ static enum result search_text(struct grammar *grammar, uint32_t number, unsigne
     memset(search.table, 0, sizeof search.table);
     add_place(&search, number, free_case % 2 ? search.text->goes_on : TEXT_START, 0);
     unsigned level = 0;
-    uint32_t done = 0;
-    while (done < search.count && !search.dies && !search.full) {
-        level = search.places[done].level;
-        search.lives = false;
-        if (level == TEXT_CHARACTERS)
-            break;
-        for (; done < search.count && search.places[done].level == level && !search.full; done++) {
-            TRY(leave_place(grammar, &search, done));
-            if (search.dies && (search.lives || level == 0))
-                break;
-        }
-    }
+    bool any = false;
+    do
+        TRY(search_level(grammar, &search, level, &any));
+    while (any && !search.dies && !search.full && ++level < TEXT_CHARACTERS);
     struct set *set = set_at(grammar->automaton, number);
     if (search.dies && !search.lives && !search.met_again && level > 0 && !search.full)
         set->to_the_end |= (uint8_t)(1u << free_case);

@@ -5,6 +5,7 @@ beginnings of answers are allowed. Then answers are changed a little: what a gra
 patterns what it does not take must not match. Everything is drawn from fixed seeds.
 """
 
+import datetime
 import decimal
 import json
 import os
@@ -18,9 +19,11 @@ import jsonschema
 SOURCE = os.environ["NOCTURNE_SOURCE"]
 WALK = sys.argv[1]
 TOKENIZER = os.path.join(SOURCE, "tests/data/recipe")
-SCHEMAS, PATTERNS, SEED = int(os.environ.get("SCHEMAS", 260)), int(os.environ.get("PATTERNS", 160)), int(os.environ.get("SEED", 7))
+SCHEMAS, PATTERNS, SEED = int(os.environ.get("SCHEMAS", 300)), int(os.environ.get("PATTERNS", 240)), int(os.environ.get("SEED", 7))
 STATES = 3  # of each walk, at which every token is tried
 CHANGES = 12
+# Texts of one kind by their number of characters, beside a longer one.
+FIXED = [".{2}|abc", ".{3}|abcde", "[^b]{2}|abcd", "[a-z]{2}|abcd", "[一-龥]{2}|日本語", "(ab|.){3}", "[a-z ]{0,3}|the end"]
 TEXT = 300  # characters of a text that re is asked about
 decimal.getcontext().prec = 8000
 sys.set_int_max_str_digits(0) if hasattr(sys, "set_int_max_str_digits") else None
@@ -156,6 +159,15 @@ def write(value):
     return json.dumps(value)
 
 
+FORMATS = jsonschema.FormatChecker(["ipv4", "ipv6", "email", "uuid"])
+
+
+@FORMATS.checks("date", raises=ValueError)
+def is_date(text):
+    """RFC 3339 has a year 0000, datetime has not: 2000 has the same days."""
+    return not isinstance(text, str) or bool(datetime.date.fromisoformat(re.sub("^0000", "2000", text)))
+
+
 class Repeated(Exception):
     pass
 
@@ -221,7 +233,7 @@ def pattern(draw, depth):
 def run(command, lines):
     text = "".join(json.dumps(line) + "\n" for line in lines)
     done = subprocess.run(command, input=text, capture_output=True, text=True, encoding="utf-8", timeout=500)
-    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    answers = [json.loads(line) for line in done.stdout.split("\n") if line]
     if done.returncode or len(answers) != len(lines):
         at = len(answers)
         sys.exit(f"exit code {done.returncode} at {ascii(lines[at]) if at < len(lines) else 'the end'}: {done.stderr}")
@@ -262,7 +274,7 @@ def check_schemas():
             continue
         ended += 1
         text = answer["text"]
-        validator = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker(["date", "ipv4", "ipv6", "email", "uuid"]))
+        validator = jsonschema.Draft202012Validator(schema, format_checker=FORMATS)
         check(is_valid(validator, text) is not False, "not valid:", text, "by", line["text"])
         more = [changed(draw, text) for _ in range(CHANGES)]
         more += [changed(draw, other) for other in more[:3]]
@@ -275,13 +287,14 @@ def check_schemas():
             taken += fits
             check(not fits or is_valid(validator, text) is not False, "taken but not valid:", text, "by", line["text"])
     print(f"schemas: {len(lines)}, {refused} refused, {ended} answers ended; {taken} changed answers were taken")
-    check(ended >= 0.7 * len(lines), "few answers ended:", ended)
+    check(refused <= 0.05 * len(lines), "many are refused:", refused)
+    check(ended >= 0.9 * len(lines), "few answers ended:", ended)
     check(taken >= ended, "few changed answers were taken:", taken)
 
 
 def check_patterns():
     draw = random.Random(SEED + 1)
-    patterns = [pattern(draw, 3) for _ in range(PATTERNS)]
+    patterns = FIXED + [pattern(draw, 3) for _ in range(PATTERNS)]
     lines = [{"kind": "regex", "text": text, "seed": SEED + i, "states": STATES} for i, text in enumerate(patterns)]
     tried, ended, taken, refused = [], 0, 0, 0
     for text, answer in zip(patterns, run([WALK, TOKENIZER], lines)):
@@ -298,7 +311,7 @@ def check_patterns():
             taken, refused = taken + fits, refused + (not fits)
             check(matches == fits, "taken" if fits else "refused", "unlike re:", text, "by", asked["pattern"])
     print(f"patterns: {len(lines)}, {ended} answers ended; of them and their changes {taken} match and {refused} do not")
-    check(ended >= 0.9 * len(lines) and taken and refused, "few answers ended:", ended)
+    check(ended >= 0.8 * len(lines) and taken and refused, "few answers ended:", ended)
 
 
 check_schemas()

@@ -22,7 +22,7 @@ def run(lines):
     text = "".join(json.dumps(line) + "\n" for line in lines)
     command = [os.environ["NOCTURNE_PROGRAM"], "grammar", "--tokenizer", TOKENIZER, "--input", "-"]
     done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=250)
-    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    answers = [json.loads(line) for line in done.stdout.split("\n") if line]
     if done.returncode or len(answers) != len(lines):
         sys.exit(f"exit code {done.returncode}, {len(answers)} of {len(lines)} lines: {done.stderr}")
     return list(zip(lines, answers))

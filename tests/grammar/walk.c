@@ -53,7 +53,10 @@ static void compare_all(struct walk *walk) {
     for (uint32_t token = 0; token < walk->count; token++) {
         bool accepted = false;
         expect(walk, grammar_matcher_accept(walk->matcher, token, &accepted));
-        check(walk, accepted == bit(walk->bits, token), "mask and accept disagree");
+        if (accepted != bit(walk->bits, token)) {
+            fprintf(stderr, "token %u: ", token);
+            check(walk, false, accepted ? "accepted but not in the mask" : "in the mask but not accepted");
+        }
         if (accepted)
             grammar_matcher_rollback(walk->matcher, 1);
     }
