@@ -94,7 +94,7 @@ static int64_t check_folder(const char *folder, const char *host) {
         .host = host,
         .still = true};
     struct check check = {0};
-    int64_t damaged;
+    int64_t damaged = 0;
     demand(store_open(&options, &check.store) == OK, "store_open", 0);
     check.payload = malloc(PAYLOAD);
     demand(check.payload && index_each_entry(store_index(check.store), check_entry, &check, &damaged) == OK,
