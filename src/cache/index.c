@@ -66,13 +66,15 @@ static bool unpack_segment(const MDB_val *key, const MDB_val *stored, struct ind
 }
 
 struct policy_facts index_facts(const struct index_entry *entry) {
-    return (struct policy_facts){.created = entry->created,
+    struct policy_facts facts = {.created = entry->created,
         .last_used = entry->last_used,
         .uses = entry->uses,
         .bytes = entry->bytes,
         .cost_seconds = entry->cost_seconds,
         .first_token = entry->first_token,
         .traffic = (enum cache_traffic)entry->traffic};
+    policy_align_times(&facts);
+    return facts;
 }
 
 /* ---- opening ---- */

@@ -53,7 +53,7 @@ void index_close(struct index *index); /* NULL is allowed */
 /* Renames the folder to PATH.damaged, in place of an older one. */
 MUST_CHECK enum result index_set_aside(const char *path);
 
-/* Facts for the policy. */
+/* Facts for the policy, with aligned times. */
 struct policy_facts index_facts(const struct index_entry *entry);
 
 /* ---- looking up ---- */

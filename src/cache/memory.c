@@ -163,6 +163,7 @@ static double worth_of(const struct memory *memory, const struct slot *slot, dou
         .cost_seconds = slot->note.entry.cost_seconds,
         .first_token = slot->note.entry.first_token,
         .traffic = slot->note.entry.traffic};
+    policy_align_times(&facts);
     return policy_worth(&memory->policy, &facts, now);
 }
 

@@ -17,6 +17,11 @@ static double since(double then, double now) {
     return then < now ? now - then : 0;
 }
 
+void policy_align_times(struct policy_facts *facts) {
+    facts->created -= POLICY_TOKEN_SECONDS * facts->first_token;
+    facts->last_used -= POLICY_TOKEN_SECONDS * facts->first_token;
+}
+
 bool policy_expired(const struct policy *policy, const struct policy_facts *facts, double now) {
     return since(facts->last_used, now) > policy->keep_seconds[facts->traffic];
 }

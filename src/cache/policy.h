@@ -30,6 +30,11 @@ struct policy policy_make(enum cache_eviction eviction, const double keep_hours[
 /* True when the entry was not used for the whole time that entries of its traffic are kept. */
 bool policy_expired(const struct policy *policy, const struct policy_facts *facts, double now);
 
+/* Moves the times back by POLICY_TOKEN_SECONDS for each token before the entry: blocks of a prompt are put, and found, one after
+ * another while it is computed, and must not for that go first to last. For times as they were noted; not where all blocks of a
+ * prompt have one time. */
+void policy_align_times(struct policy_facts *facts);
+
 /* What keeping the entry is worth; the least goes first, see policy_before for equal ones.
  *
  * CACHE_EVICT_LEAST_RECENT: the time of the last use. CACHE_EVICT_OLDEST: the time of the put.
@@ -50,6 +55,7 @@ double policy_worth(const struct policy *policy, const struct policy_facts *fact
 #define POLICY_DEPTH 16384.0
 #define POLICY_IDLE 3600.0 /* seconds */
 #define POLICY_LEAST_COST 1e-9
+#define POLICY_TOKEN_SECONDS 0.02 /* a prompt is hardly computed more slowly */
 
 /* True when an entry of worth `a` that begins at `first_a` goes before another: the lesser worth, and of equal ones the
  * later block, for a block needs those before it. */

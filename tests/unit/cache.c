@@ -295,7 +295,7 @@ static void stays_under_limits(void **state) {
     assert_int_equal(counts.dropped, 0);
     assert_true(counts.tiers[CACHE_TIER_LOCAL].entries > 500);
     assert_int_equal(counts.tiers[CACHE_TIER_LOCAL].entries + counts.tiers[CACHE_TIER_LOCAL].evicted, 4000);
-    assert_int_equal(got(cache, 0, 100), 0);
+    assert_true(got(cache, 0, 100) < 50); /* the first prompts' later blocks went first */
     cache_close(cache);
     remove_folder(folder);
 }

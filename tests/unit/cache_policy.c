@@ -117,9 +117,26 @@ static void keeps_beginnings(void **state) {
     assert_false(policy_before(1, 0, 1, 0));
 }
 
+/* Blocks of a prompt that are put one after another while it is computed: the last goes first, by every policy. */
+static void aligns_times(void **state) {
+    (void)state;
+    for (int eviction = CACHE_EVICT_LEAST_VALUE; eviction <= CACHE_EVICT_OLDEST; eviction++) {
+        double before = INFINITY;
+        for (int32_t first = 0; first < 100000; first += 128) {
+            double put = 10 * HOUR + first * 0.015; /* 67 tokens a second */
+            struct policy_facts block = facts(put, put, 0);
+            block.first_token = first;
+            policy_align_times(&block);
+            double now = worth((enum cache_eviction)eviction, block, 20 * HOUR);
+            assert_true(now < before);
+            before = now;
+        }
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(expire_after_their_keep_time),
         cmocka_unit_test(orders_by_time), cmocka_unit_test(values_what_it_should),
-        cmocka_unit_test(bears_nonsense), cmocka_unit_test(keeps_beginnings)};
+        cmocka_unit_test(bears_nonsense), cmocka_unit_test(keeps_beginnings), cmocka_unit_test(aligns_times)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
