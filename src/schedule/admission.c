@@ -252,6 +252,16 @@ static bool fills_step(const struct admission *admission) {
     return tokens >= wanted;
 }
 
+/* Whether a prompt waits until its prefixes have room, too: those that follow would have to run them again, and take more memory each. Not
+ * when that would leave most of the memory idle. */
+static bool waits_for_prefixes(const struct admission *admission, const struct active_request *active) {
+    int64_t ahead =
+        prompts_prefix_blocks(&admission->prompts, active->request->token_count, &admission->held_work);
+    int64_t blocks = active->blocks + ahead;
+    return ahead > 0 && blocks <= admission->blocks_total / 2 &&
+           admission->blocks_reserved + blocks > admission->blocks_total;
+}
+
 /* In prefill a request takes one sequence and the token budget is the limit; else its choices fill the
  * batch. */
 static bool has_room(struct admission *admission, const struct active_request *active) {
@@ -273,6 +283,8 @@ static bool has_room(struct admission *admission, const struct active_request *a
     }
     if (!admission->first)
         return true;
+    if (is_prompt && waits_for_prefixes(admission, active))
+        return false;
     if (options->phase == ENGINE_PREFILL)
         return !fills_step(admission);
     return admission->choices + active->choice_count <= options->batch;

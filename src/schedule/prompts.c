@@ -184,17 +184,41 @@ static enum result add_prefix(
     return make_keys(prompts, &prefix->prompt);
 }
 
+/* Tokens of the prefix at a branch, 0: it adds too little to the `held` ones. */
+static int32_t prefix_tokens(int32_t branch, int32_t prompt_tokens, int32_t held) {
+    int32_t tokens = branch < prompt_tokens - 1 ? branch : prompt_tokens - 1;
+    return tokens < held + LEAST_SHARED ? 0 : tokens;
+}
+
+/* Blocks of a prefix behind one of `held` tokens. */
+static int64_t prefix_blocks(const struct prompts *prompts, int32_t tokens, int32_t held) {
+    const struct engine_options *options = prompts->options;
+    return sequence_blocks(options->model, tokens, options->step_tokens, prompts->tail) -
+           sequence_whole_blocks(options->model, held);
+}
+
+int64_t prompts_prefix_blocks(const struct prompts *prompts, int32_t tokens, const struct engine_work *work) {
+    int32_t held = prompts->deepest ? prompts->deepest->prompt.tokens : 0;
+    int64_t blocks = 0;
+    for (int32_t i = 0; i < work->branch_count; i++) {
+        int32_t next = prefix_tokens(work->branches[i], tokens, held);
+        if (!next)
+            continue;
+        blocks += prefix_blocks(prompts, next, held);
+        held = next;
+    }
+    return blocks;
+}
+
 /* Prefixes at the branches ahead, as long as each and the prompt itself have room. */
 static enum result add_prefixes(
     struct prompts *prompts, const struct prompt *prompt, const struct engine_work *work, int64_t blocks) {
-    const struct engine_options *options = prompts->options;
     for (int32_t i = 0; i < work->branch_count; i++) {
         int32_t held = prompts->deepest ? prompts->deepest->prompt.tokens : 0;
-        int32_t tokens = work->branches[i] < prompt->tokens - 1 ? work->branches[i] : prompt->tokens - 1;
-        if (tokens < held + LEAST_SHARED)
+        int32_t tokens = prefix_tokens(work->branches[i], prompt->tokens, held);
+        if (!tokens)
             continue;
-        int64_t own = sequence_blocks(options->model, tokens, options->step_tokens, prompts->tail) -
-                      shared_blocks(prompts, prompts->deepest);
+        int64_t own = prefix_blocks(prompts, tokens, held);
         if (*prompts->reserved + own + blocks > prompts->blocks_total)
             break;
         TRY(add_prefix(prompts, prompt, tokens, own));

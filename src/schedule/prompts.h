@@ -67,6 +67,9 @@ void prompts_follow(struct prompts *prompts, int32_t shared);
 /* What a prompt that was read would go on from: *from and the blocks of it that need not be reserved (shared_blocks). */
 struct prefix *prompts_find(const struct prompts *prompts, int32_t tokens, int64_t *shared_blocks);
 
+/* Blocks of all prefixes that prompts_admit would make for a prompt of `tokens` tokens if there were room. */
+int64_t prompts_prefix_blocks(const struct prompts *prompts, int32_t tokens, const struct engine_work *work);
+
 /* Admits a request's prompt: makes prefixes at the branches ahead while there is room for them beside `blocks`. The prompt goes on
  * from the longest; *shared_blocks as above. */
 MUST_CHECK enum result prompts_admit(struct prompts *prompts, struct prompt *prompt,

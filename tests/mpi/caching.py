@@ -102,6 +102,22 @@ def warm(folder):
         compare(answers(campaign), expected, f"with a warm cache: {commands}")
 
 
+def scarce(folder):
+    """Where key/value memory is scarce, prompts wait until what they share has room, rather than that each runs it anew."""
+    lines = []
+    for f in range(6):
+        for i in range(5):
+            text = words(f"scarce {f}", 380) + " " + words(f"{f} {i}", 10 + 5 * i)
+            lines.append(chat(f"{f}-{i}", text, temperature=0, max_tokens=20 + 13 * ((f + i) % 5), ignore_eos=True))
+    expected = reference(folder, lines)
+    for memory in ("1500K", "4M"):
+        campaign = make(folder, memory, lines)
+        go(campaign, "--kv-memory", memory)
+        compare(answers(campaign), expected, f"with {memory}")
+        shared = progress(campaign)["shared_tokens"]
+        check(shared > 6 * 4 * 380, f"with {memory} only {shared} tokens were shared")
+
+
 def edges(folder):
     """Prompts whose common beginnings end at and beside the edges of blocks, groups, windows and the replayed range."""
     base = words("edges", 700).split()
@@ -240,7 +256,7 @@ def pictures(folder):
     check(told[lines.index(next(line for line in lines if line["custom_id"] == "lower-0"))] > 0, f"no hit with images: {told}")
 
 
-TESTS = {test.__name__: test for test in (warm, edges, turns, pictures, bounded, bounded_states, stopped, other_kernels)}
+TESTS = {test.__name__: test for test in (warm, scarce, edges, turns, pictures, bounded, bounded_states, stopped, other_kernels)}
 
 if __name__ == "__main__":
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # the tests' ranks share cores
