@@ -20,6 +20,7 @@ SOURCE = os.environ["NOCTURNE_SOURCE"]
 WALK = sys.argv[1]
 TOKENIZER = os.path.join(SOURCE, "tests/data/recipe")
 SCHEMAS, PATTERNS, SEED = int(os.environ.get("SCHEMAS", 300)), int(os.environ.get("PATTERNS", 240)), int(os.environ.get("SEED", 7))
+TOOLS = SCHEMAS // 3
 STATES = 3  # of each walk, at which every token is tried
 CHANGES = 12
 # Texts of one kind by their number of characters, beside a longer one.
@@ -178,11 +179,18 @@ def unrepeated(pairs):
     return dict(pairs)
 
 
+def number(text):
+    try:
+        return decimal.Decimal(text)
+    except decimal.InvalidOperation:  # an exponent of twenty digits
+        return decimal.Decimal("-1e9999" if text[0] == "-" else "1e9999")
+
+
 def read(text):
     def refuse(word):
         raise ValueError(word)
 
-    return json.loads(text, parse_float=decimal.Decimal, object_pairs_hook=unrepeated, parse_constant=refuse)
+    return json.loads(text, parse_float=number, object_pairs_hook=unrepeated, parse_constant=refuse)
 
 
 def is_valid(validator, text):
@@ -292,6 +300,44 @@ def check_schemas():
     check(taken >= ended, "few changed answers were taken:", taken)
 
 
+def random_tools(seed):
+    """Two functions; names that calls can spell."""
+    schemas = Schemas(seed)
+    tools = []
+    for name in ("f", "mail::send"):
+        parameters = schemas.object(2)
+        for key in ("minProperties", "maxProperties", "patternProperties"):
+            parameters.pop(key, None)
+        parameters["additionalProperties"] = False
+        parameters["properties"] = {key: value for key, value in parameters["properties"].items() if key and '"' not in key}
+        parameters["required"] = [key for key in parameters["required"] if key in parameters["properties"]]
+        parameters["$defs"] = Schemas(seed).root()["$defs"]
+        tools.append({"type": "function", "function": {"name": name, "strict": True, "parameters": parameters}})
+    return tools
+
+
+def check_tools():
+    """Calls, as export reads them from answers, fit their functions' parameters."""
+    tools = [random_tools(SEED * 100000 + i) for i in range(TOOLS)]
+    lines = [{"kind": "tools", "text": write(each), "strict": True, "seed": SEED + i, "states": STATES} for i, each in enumerate(tools)]
+    answers = run([WALK, TOKENIZER], lines)
+    options = {"parse_tool_calls": True, "starts_in_tool_calls": False, "parse_json_output": False, "thinking_initial_stage": "ContentContinuation", "stop_sequences": []}
+    # Numbers that no double holds are JSON, but not to export's reader.
+    ended = [(each, answer["text"]) for each, answer in zip(tools, answers) if "text" in answer and not re.search(r"[0-9]{300}|[eE][+-]?[0-9]{3}", answer["text"])]
+    command = [os.environ["NOCTURNE_PROGRAM"], "parse", "--repaired", "--tokenizer", TOKENIZER, "--input", "-"]
+    calls = 0
+    for (each, text), reply in zip(ended, run(command, [{"name": "x", "options": options, "text": text, "finish": "Stop"} for _, text in ended])):
+        check(reply.get("tool_calls") and not reply["content"], "no call, or text beside it:", text, reply)
+        for found in reply.get("tool_calls", []):
+            calls += 1
+            wanted = [tool["function"]["parameters"] for tool in each if tool["function"]["name"] == found["name"]]
+            valid = wanted and is_valid(jsonschema.Draft202012Validator(wanted[0], format_checker=FORMATS), found["arguments"])
+            check(valid is not False and wanted, "not valid:", found, "of", text, "by", write(each))
+    refused = sum("error" in answer for answer in answers)
+    print(f"tools: {len(lines)}, {refused} refused, {len(ended)} answers ended with {calls} calls")
+    check(len(ended) >= 0.7 * len(lines) and calls >= len(ended), "few answers ended:", len(ended), [answer for answer in answers if "error" in answer][:2])
+
+
 def check_patterns():
     draw = random.Random(SEED + 1)
     patterns = FIXED + [pattern(draw, 3) for _ in range(PATTERNS)]
@@ -315,6 +361,7 @@ def check_patterns():
 
 
 check_schemas()
+check_tools()
 check_patterns()
-print("\n".join(failures[:40]) or "all properties hold")
+print("\n".join(failure[:1000] for failure in failures[:20]) or "all properties hold")
 sys.exit(bool(failures))

@@ -1,6 +1,6 @@
 /* Random answers by grammars, token by token over a real vocabulary: walk FOLDER_WITH_TOKENIZER <LINES.
  *
- * A line: {"kind": "schema" or "regex", "text": the schema or pattern, "strict": flag, "compact": flag, "seed": number,
+ * A line: {"kind": "schema", "regex" or "tools" (one of which is called), "text": the schema, pattern or tools, "strict": flag, "compact": flag, "seed": number,
  * "states": how many states to compare mask and accept at, for every token}. Its answer is {"error": why it was refused} or
  * {"text": the answer} or, when the answer did not end, {}. What must hold of matchers is checked on the way; exit code 1
  * names what did not. */
@@ -183,8 +183,11 @@ static void answer(struct walk *walk, const struct tokenizer *tokenizer, const s
         text && text->kind == JSON_STRING && json_int64(json_member(line, "seed"), &seed) &&
             json_int64(json_member(line, "states"), &states),
         "a line without its members");
-    struct grammar_specification specification = {
-        .kind = json_is_text(json_member(line, "kind"), "regex") ? GRAMMAR_REGEX : GRAMMAR_SCHEMA,
+    const struct json *kind = json_member(line, "kind");
+    struct grammar_specification specification = {.kind = json_is_text(kind, "regex")   ? GRAMMAR_REGEX
+                                                          : json_is_text(kind, "tools") ? GRAMMAR_TOOLS
+                                                                                        : GRAMMAR_SCHEMA,
+        .tool_choice = GRAMMAR_TOOLS_REQUIRED,
         .text = text->text,
         .bytes = text->bytes,
         .strict = is_true(line, "strict"),
