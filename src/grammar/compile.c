@@ -66,6 +66,7 @@ enum result grammar_compile(const struct grammar_specification *specification, s
     uint32_t root = RULES_FAILED;
     *grammar = NULL;
     TRY(rules_create(&rules));
+    expressions_limit_work(rules_expressions(rules), GRAMMAR_WORK_LIMIT);
     enum result status = json_document_create(&document);
     if (status == OK) {
         json_document_refuse_duplicates(document);

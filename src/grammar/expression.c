@@ -51,7 +51,8 @@ struct expressions {
     size_t bucket_count, partition_bucket_count;
     enum result failure;
     const char *why;
-    bool exploring;  /* rows of dead ends are being found out */
+    bool exploring;            /* rows of dead ends are being found out */
+    uint64_t work, work_limit; /* spent, and how much may be; 0: any number */
     uint32_t *moved; /* of a collection: the new number of each node, UINT32_MAX where it is thrown away */
     struct meet meets[MEETS_KEPT];
 };
@@ -78,6 +79,21 @@ static uint32_t failed(struct expressions *e, enum result failure, const char *w
         e->why = why;
     }
     return EXPRESSION_FAILED;
+}
+
+void expressions_limit_work(struct expressions *e, uint64_t units) {
+    e->work = 0;
+    e->work_limit = units;
+}
+
+void expressions_spend(struct expressions *e, uint64_t units) {
+    e->work += units;
+    if (e->work_limit && e->work > e->work_limit)
+        (void)failed(e, ERROR_INPUT, "it takes too much work to compile: make it smaller");
+}
+
+uint64_t expressions_spent(const struct expressions *e) {
+    return e->work;
 }
 
 /* The place of `count` new items, zeroed, or SIZE_MAX. */
@@ -191,6 +207,7 @@ static uint32_t height_of(const struct expressions *e, const struct node *node) 
 /* The number of a node equal to `wanted`. What `wanted` alone brought along (a list, a set) was the last
  * added and goes again when such a node is there already. */
 static uint32_t intern(struct expressions *e, const struct node *wanted) {
+    expressions_spend(e, wanted->kind == EITHER || wanted->kind == BOTH ? 2 + wanted->b : 2);
     if (e->failure != OK)
         return EXPRESSION_FAILED;
     if (e->nodes.count >= e->bucket_count && !grow_buckets(e))
@@ -461,6 +478,7 @@ static void join_alternatives(struct expressions *e, size_t start) {
 }
 
 static uint32_t finish_list(struct expressions *e, enum kind kind, size_t start) {
+    expressions_spend(e, 2 * (e->lists.count - start));
     uint32_t neutral = kind == EITHER ? EXPRESSION_NOTHING : EXPRESSION_FAILED;
     uint32_t *list = list_at(e, (uint32_t)start);
     size_t count = e->lists.count - start, kept = 0;
@@ -716,6 +734,7 @@ static uint32_t intern_partition(struct expressions *e, const struct partition *
 
 /* Classes are numbered by first byte, so that equal partitions meet. */
 static uint32_t fresh_meet(struct expressions *e, uint32_t a, uint32_t b) {
+    expressions_spend(e, 30);
     const struct partition *x = partition_at(e, a), *y = partition_at(e, b);
     struct partition met = {.classes = 0};
     uint16_t pairs[256] = {0};
@@ -933,6 +952,7 @@ static enum liveness explore(struct expressions *e, uint32_t a) {
                 way.count--;
             else
                 next = class_derivative(e, last->at, last->class ++);
+            expressions_spend(e, 1);
         }
         if (next == EXPRESSION_NOTHING)
             break;

@@ -84,6 +84,13 @@ uint32_t expression_meet(struct expressions *expressions, uint32_t a, uint32_t b
 /* The class of each byte, valid as long as `expressions`; stores how many there are unless `count` is NULL. */
 const uint8_t *expression_classes(const struct expressions *expressions, uint32_t partition, uint32_t *count);
 
+/* Work is counted, not timed, so that a specification is refused on every machine or on none: from now on at most
+ * `units` may be spent, each some tens of nanoseconds; 0: any number. Builders spend for themselves. */
+void expressions_limit_work(struct expressions *expressions, uint64_t units);
+/* Others spend their own work here; beyond the limit expressions_check fails. */
+void expressions_spend(struct expressions *expressions, uint64_t units);
+uint64_t expressions_spent(const struct expressions *expressions);
+
 /* Throws away what is not kept: call begin, keep for each expression that is still needed, and end; then
  * expressions_moved gives the new number of a kept one until the next begin. False: no memory, and nothing was done
  * (begin) or thrown away (end). */

@@ -53,6 +53,9 @@ struct grammar_specification {
 
 struct grammar;
 
+/* Units of work (expression.h) that compiling may take: about a second. */
+enum { GRAMMAR_WORK_LIMIT = 20000000 };
+
 /* ERROR_INPUT: the specification is refused; the message names the keyword and the JSON path, or the offset
  * in the pattern, or the limit. The grammar may be shared between threads. */
 MUST_CHECK enum result grammar_compile(

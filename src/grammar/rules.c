@@ -244,15 +244,18 @@ static bool settle_rules(struct grammar *grammar) {
     return changed;
 }
 
-static void settle_all(struct grammar *grammar) {
+static enum result settle_all(struct grammar *grammar) {
     for (bool changed = true; changed;) {
         changed = false;
+        expressions_spend(grammar->expressions, grammar->node_count / 4);
+        TRY(expressions_check(grammar->expressions));
         for (size_t i = 0; i < grammar->node_count; i++)
             if (settle(grammar, &grammar->nodes[i]))
                 changed = true;
         if (settle_rules(grammar))
             changed = true;
     }
+    return OK;
 }
 
 /* Marks the rules that the root needs; false without memory. */
@@ -284,11 +287,93 @@ static bool mark_reached(const struct grammar *grammar, uint32_t root, bool *rea
     return stack && seen;
 }
 
+/* ---- left recursion: a rule that can begin with itself would be entered without an end ---- */
+
+/* A node on the way of a search in depth, and how many of its children have been entered. */
+struct visit {
+    uint32_t node, children;
+};
+
+/* The next child that a text of the node can begin with; false when there is none left. */
+static bool next_beginning(const struct grammar *grammar, struct visit *visit, uint32_t *child) {
+    const struct rule_node *node = &grammar->nodes[visit->node];
+    uint32_t index = visit->children++;
+    switch (node->kind) {
+    case RULE_TERMINAL:
+    case RULE_TOKEN:
+        return false;
+    case RULE_CALL:
+        *child = grammar->rules[node->a].node;
+        return index == 0;
+    case RULE_REPEAT:
+        *child = node->a;
+        return index == 0;
+    case RULE_CHOICE:
+    case RULE_SEQUENCE:
+        if (index == node->count || (node->kind == RULE_SEQUENCE && index &&
+                                        !grammar->nodes[grammar->children[node->a + index - 1]].nullable))
+            return false;
+        *child = grammar->children[node->a + index];
+        return true;
+    }
+    return false;
+}
+
+/* The rule that the way calls last, from the node on. */
+static const char *last_called(
+    const struct grammar *grammar, const struct visit *way, size_t length, uint32_t from) {
+    const char *name = "a rule";
+    while (length-- > 0) {
+        const struct rule_node *node = &grammar->nodes[way[length].node];
+        if (node->kind == RULE_CALL)
+            return grammar->rules[node->a].name;
+        if (way[length].node == from)
+            return name;
+    }
+    return name;
+}
+
+/* `state` of each node: 0 not met, 1 on the way, 2 done. Every node is on the way once at most. */
+static enum result search_beginnings(
+    const struct grammar *grammar, uint32_t from, uint8_t *state, struct visit *way) {
+    size_t length = 0;
+    way[length++] = (struct visit){.node = from};
+    state[from] = 1;
+    while (length) {
+        uint32_t child = 0;
+        if (!next_beginning(grammar, &way[length - 1], &child)) {
+            state[way[--length].node] = 2;
+            continue;
+        }
+        if (state[child] == 1)
+            return fail(ERROR_INPUT, "%s: begins with itself", last_called(grammar, way, length, child));
+        if (state[child] == 0)
+            way[length++] = (struct visit){.node = child};
+        state[child] = state[child] ? state[child] : 1;
+    }
+    return OK;
+}
+
+/* Of all rules that the root needs. */
+static enum result check_beginnings(const struct grammar *grammar, uint32_t root, const bool *reached) {
+    uint8_t *state = calloc(grammar->node_count + 1, 1);
+    struct visit *way = malloc((grammar->node_count + 1) * sizeof *way);
+    enum result status = state && way ? OK : fail(ERROR_MEMORY, "no memory for a grammar");
+    if (status == OK)
+        status = search_beginnings(grammar, root, state, way);
+    for (size_t i = 0; status == OK && i < grammar->rule_count; i++)
+        if (reached[i] && !state[grammar->rules[i].node])
+            status = search_beginnings(grammar, grammar->rules[i].node, state, way);
+    free(state);
+    free(way);
+    return status;
+}
+
 static enum result check_rules(struct grammar *grammar, uint32_t root) {
     for (size_t i = 0; i < grammar->rule_count; i++)
         if (grammar->rules[i].node == RULES_FAILED)
             return fail(ERROR_INTERNAL, "rule %s is not defined", grammar->rules[i].name);
-    settle_all(grammar);
+    TRY(settle_all(grammar));
     bool *reached = calloc(grammar->rule_count + 1, sizeof *reached);
     enum result status = OK;
     if (!reached || !mark_reached(grammar, root, reached))
@@ -299,6 +384,8 @@ static enum result check_rules(struct grammar *grammar, uint32_t root) {
                 grammar->rules[i].name);
     if (status == OK && !grammar->nodes[root].productive)
         status = fail(ERROR_INPUT, "no text fits");
+    if (status == OK)
+        status = check_beginnings(grammar, root, reached);
     free(reached);
     return status;
 }
@@ -321,6 +408,7 @@ enum result rules_finish(struct rules *rules, uint32_t root, struct grammar **gr
         rules_free(rules);
         return status;
     }
+    expressions_limit_work(rules->grammar.expressions, 0); /* answers are bounded otherwise */
     *finished = rules->grammar;
     pthread_mutex_init(&finished->lock, NULL);
     finished->root = root;

@@ -14,7 +14,6 @@
 #include <stdio.h>  /* snprintf */
 #include <stdlib.h> /* calloc, realloc, free, qsort */
 #include <string.h> /* memcpy, memcmp, strcmp */
-#include <time.h>   /* clock_gettime */
 
 enum {
     SHAPES_LIMIT = 4096,
@@ -22,8 +21,7 @@ enum {
     PATTERNS_LIMIT = 6,
     GRID_LIMIT = 200000,
     BOUNDS_LIMIT = 64,
-    DISJOINT_DEPTH = 4,
-    COMPILE_SECONDS = 1
+    DISJOINT_DEPTH = 4
 };
 
 /* A list of schemas that all hold, in order of appearance. */
@@ -56,8 +54,9 @@ struct schema_compiler {
     const struct json *opening[NESTING_LIMIT]; /* the schemas being opened, for cycles */
     size_t opening_count;
     int depth;
-    struct timespec start;
-    char impossible[512]; /* why the last goal that nothing fits is one */
+    size_t goal_count, value_count; /* values: of the document */
+    const struct json *listed;      /* the enum whose values are being compiled */
+    char impossible[512];           /* why the last goal that nothing fits is one */
 };
 
 static const struct json *member_of(const struct json *object, const char *key, size_t bytes) {
@@ -106,12 +105,9 @@ static void nothing_fits(struct schema_compiler *compiler, const struct json *sc
     buffer_free(&path);
 }
 
-static enum result check_time(const struct schema_compiler *compiler) {
-    struct timespec now;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-    if (now.tv_sec - compiler->start.tv_sec > COMPILE_SECONDS ||
-        (now.tv_sec - compiler->start.tv_sec == COMPILE_SECONDS && now.tv_nsec > compiler->start.tv_nsec))
-        return fail(ERROR_INPUT, "the schema takes more than %d s to compile", COMPILE_SECONDS);
+/* Takes account of a step of the compiler's own; what expressions cost they count themselves. */
+static enum result spend(const struct schema_compiler *compiler, uint64_t units) {
+    expressions_spend(compiler->expressions, units);
     return expressions_check(compiler->expressions);
 }
 
@@ -337,7 +333,7 @@ static enum result open_members(
 /* Adds `schema` to the conjunction of every shape. */
 static enum result open_schema(
     struct schema_compiler *compiler, const struct json *schema, struct shapes *shapes) {
-    TRY(check_time(compiler));
+    TRY(spend(compiler, 20));
     enum result status = schema_check_keywords(schema, schema == compiler->root);
     if (status != OK)
         return at_schema(compiler, status, schema);
@@ -575,6 +571,8 @@ static enum result key_goal(struct schema_compiler *compiler, const struct conju
         const struct json *patterns = json_member(schema, "patternProperties");
         const struct json *others = json_member(schema, "additionalProperties");
         bool here = own != NULL;
+        if (choice->key && json_member(schema, "properties"))
+            TRY(spend(compiler, json_member(schema, "properties")->count / 16));
         if (own)
             TRY(add_schema(goal, own));
         for (const struct json *pattern = patterns ? patterns->first : NULL; pattern; pattern = pattern->next)
@@ -630,11 +628,13 @@ static bool equal_values(const struct json *a, const struct json *b) {
     return true;
 }
 
-static bool in_enums(const struct json *value, const struct conjunction *shape) {
+static bool in_enums(
+    const struct schema_compiler *compiler, const struct json *value, const struct conjunction *shape) {
     for (size_t i = 0; i < shape->count; i++) {
         const struct json *list = json_member(shape->schemas[i], "enum");
         const struct json *only = json_member(shape->schemas[i], "const");
-        bool found = !list;
+        bool found = !list || list == compiler->listed;
+        expressions_spend(compiler->expressions, found ? 1 : 1 + list->count / 2);
         for (const struct json *item = list ? list->first : NULL; item && !found; item = item->next)
             found = equal_values(value, item);
         if (!found || (only && !equal_values(value, only)))
@@ -714,7 +714,8 @@ static enum result fits_shape(
         [JSON_ARRAY] = TYPE_ARRAY,
         [JSON_OBJECT] = TYPE_OBJECT};
     unsigned types = shape_types(compiler, shape);
-    *fits = types & types_of_kinds[value->kind] && in_enums(value, shape);
+    TRY(spend(compiler, 10));
+    *fits = types & types_of_kinds[value->kind] && in_enums(compiler, value, shape);
     if (!*fits)
         return OK;
     if (value->kind == JSON_ARRAY)
@@ -861,8 +862,10 @@ static enum result all_apart(struct schema_compiler *compiler, const struct shap
     int depth, bool *apart) {
     *apart = true;
     for (size_t i = 0; i < x->count && *apart; i++)
-        for (size_t k = 0; k < y->count && *apart; k++)
+        for (size_t k = 0; k < y->count && *apart; k++) {
+            TRY(spend(compiler, 20));
             TRY(shapes_apart(compiler, &x->items[i], &y->items[k], depth, apart));
+        }
     return OK;
 }
 
@@ -919,6 +922,40 @@ static uint32_t optional(struct schema_compiler *compiler, uint32_t node) {
 
 static enum result compile_goal(
     struct schema_compiler *compiler, const struct conjunction *conjunction, uint32_t *node);
+
+/* Texts of which any fits: those of an enum's values that are no arrays or objects, or keys. */
+struct texts {
+    struct buffer text;
+    size_t *ends;
+    size_t count;
+};
+
+/* Room for so many texts. */
+static enum result begin_texts(struct texts *texts, size_t count) {
+    texts->ends = malloc((count + 1) * sizeof *texts->ends);
+    return texts->ends ? OK : out_of_memory();
+}
+
+/* What was appended to the buffer since the last text is one more. */
+static void end_text(struct texts *texts) {
+    texts->ends[texts->count++] = texts->text.bytes;
+}
+
+/* The expression of any of them; frees the texts. `quoted`: without the first and last byte of each. */
+static enum result finish_texts(
+    struct schema_compiler *compiler, struct texts *texts, bool quoted, uint32_t *expression) {
+    struct expression_text *list = malloc((texts->count + 1) * sizeof *list);
+    enum result status = list ? OK : out_of_memory();
+    for (size_t i = 0, from = 0; status == OK && i < texts->count; from = texts->ends[i++])
+        list[i] = (struct expression_text){
+            texts->text.data + from + quoted, texts->ends[i] - from - 2 * (size_t)quoted};
+    if (status == OK)
+        *expression = expression_texts(compiler->expressions, list, texts->count);
+    free(list);
+    free(texts->ends);
+    buffer_free(&texts->text);
+    return status;
+}
 
 /* The one spelling of a value of an enum that is no array or object. */
 static void append_scalar(struct buffer *text, const struct json *value) {
@@ -1037,7 +1074,9 @@ struct keys {
     size_t count;
 };
 
-static enum result add_key(struct keys *keys, const char *text, size_t bytes, bool required) {
+static enum result add_key(const struct schema_compiler *compiler, struct keys *keys, const char *text,
+    size_t bytes, bool required) {
+    TRY(spend(compiler, 1 + keys->count / 32));
     for (size_t i = 0; i < keys->count; i++)
         if (keys->items[i].bytes == bytes && !memcmp(keys->items[i].text, text, bytes)) {
             keys->items[i].required = keys->items[i].required || required;
@@ -1051,16 +1090,17 @@ static enum result add_key(struct keys *keys, const char *text, size_t bytes, bo
     return OK;
 }
 
-static enum result collect_keys(const struct conjunction *shape, struct keys *keys) {
+static enum result collect_keys(
+    const struct schema_compiler *compiler, const struct conjunction *shape, struct keys *keys) {
     for (size_t i = 0; i < shape->count; i++) {
         const struct json *properties = json_member(shape->schemas[i], "properties");
         for (const struct json *p = properties ? properties->first : NULL; p; p = p->next)
-            TRY(add_key(keys, p->key, p->key_bytes, false));
+            TRY(add_key(compiler, keys, p->key, p->key_bytes, false));
     }
     for (size_t i = 0; i < shape->count; i++) {
         const struct json *required = json_member(shape->schemas[i], "required");
         for (const struct json *r = required ? required->first : NULL; r; r = r->next)
-            TRY(add_key(keys, r->text, r->bytes, true));
+            TRY(add_key(compiler, keys, r->text, r->bytes, true));
     }
     return OK;
 }
@@ -1089,6 +1129,18 @@ static enum result key_node(
     return status;
 }
 
+/* The declared keys as other keys would be spelled. */
+static enum result declared_keys(
+    struct schema_compiler *compiler, const struct keys *keys, uint32_t *expression) {
+    struct texts texts = {0};
+    TRY(begin_texts(&texts, keys->count));
+    for (size_t i = 0; i < keys->count; i++) {
+        json_text_append_string(&texts.text, keys->items[i].text, keys->items[i].bytes);
+        end_text(&texts);
+    }
+    return finish_texts(compiler, &texts, true, expression);
+}
+
 /* The members whose keys nothing declares, or NONE. */
 static enum result other_members(struct schema_compiler *compiler, const struct conjunction *shape,
     const struct keys *keys, uint32_t *node) {
@@ -1106,13 +1158,7 @@ static enum result other_members(struct schema_compiler *compiler, const struct 
         }
     }
     uint32_t declared = EXPRESSION_NOTHING;
-    for (size_t i = 0; i < keys->count; i++) {
-        struct buffer text = {0};
-        json_text_append_string(&text, keys->items[i].text, keys->items[i].bytes);
-        uint32_t both[] = {declared, expression_literal(e, text.data + 1, text.bytes - 2)};
-        declared = expression_either(e, both, 2);
-        buffer_free(&text);
-    }
+    TRY(declared_keys(compiler, keys, &declared));
     for (unsigned chosen = 0; chosen < 1u << count; chosen++) {
         struct conjunction goal = {0};
         struct key_choice choice = {.patterns = patterns, .pattern_count = count, .chosen = chosen};
@@ -1202,7 +1248,7 @@ static enum result object_node(
         nothing_fits(compiler, first_schema(shape), "'minProperties' is above 'maxProperties'");
         return OK;
     }
-    enum result status = collect_keys(shape, &keys);
+    enum result status = collect_keys(compiler, shape, &keys);
     for (size_t i = 0; status == OK && i < keys.count; i++) {
         status = key_node(compiler, shape, &keys.items[i]);
         possible = possible && (keys.items[i].node != NONE || !keys.items[i].required);
@@ -1233,31 +1279,18 @@ static uint32_t nested(struct schema_compiler *compiler, const char *name, uint3
     return rules_call(compiler->rules, rule);
 }
 
-/* The values of an enum that are no arrays or objects: one terminal. */
-struct scalars {
-    struct buffer text;
-    size_t *ends;
-    size_t count;
-};
-
-static void scalars_node(struct schema_compiler *compiler, const struct scalars *scalars,
-    struct expression_text *texts, uint32_t *node) {
-    for (size_t i = 0, from = 0; i < scalars->count; from = scalars->ends[i++])
-        texts[i] = (struct expression_text){scalars->text.data + from, scalars->ends[i] - from};
-    *node = rules_terminal(compiler->rules, expression_texts(compiler->expressions, texts, scalars->count));
-}
-
 static enum result listed_node(struct schema_compiler *compiler, const struct conjunction *shape,
     const struct json *list, bool only, unsigned wanted, uint32_t *node) {
-    uint32_t *all = malloc((list->count + 2) * sizeof *all);
-    struct scalars scalars = {.ends = malloc((list->count + 1) * sizeof *scalars.ends)};
-    struct expression_text *texts = malloc((list->count + 1) * sizeof *texts);
+    uint32_t *all = malloc((list->count + 2) * sizeof *all), expression = EXPRESSION_NOTHING;
+    struct texts scalars = {0};
     size_t count = 0;
-    enum result status = all && texts && scalars.ends ? OK : out_of_memory();
+    enum result status = all ? begin_texts(&scalars, list->count) : out_of_memory();
     for (const struct json *value = only ? list : list->first; status == OK && value;
          value = only ? NULL : value->next) {
         bool fits = false;
+        compiler->listed = list;
         status = fits_shape(compiler, value, shape, &fits);
+        compiler->listed = NULL;
         if (status != OK || !fits || (value->kind == JSON_STRING && !(wanted & TYPE_STRING)))
             continue;
         if (value->kind == JSON_ARRAY || value->kind == JSON_OBJECT) {
@@ -1265,16 +1298,16 @@ static enum result listed_node(struct schema_compiler *compiler, const struct co
             continue;
         }
         append_scalar(&scalars.text, value);
-        scalars.ends[scalars.count++] = scalars.text.bytes;
+        end_text(&scalars);
     }
-    if (status == OK && scalars.count)
-        scalars_node(compiler, &scalars, texts, &all[count++]);
+    bool any = scalars.count > 0;
+    enum result finished = finish_texts(compiler, &scalars, false, &expression);
+    status = status == OK ? finished : status;
+    if (status == OK && any)
+        all[count++] = rules_terminal(compiler->rules, expression);
     *node = count ? rules_choice(compiler->rules, all, count) : (uint32_t)NONE;
     if (status == OK && !count)
         nothing_fits(compiler, first_schema(shape), "no value of 'enum' or 'const' fits the other keywords");
-    buffer_free(&scalars.text);
-    free(scalars.ends);
-    free(texts);
     free(all);
     return status;
 }
@@ -1346,11 +1379,13 @@ static enum result find_goal(struct schema_compiler *compiler, const struct conj
         return out_of_memory();
     }
     struct buffer path = {0};
+    expressions_spend(compiler->expressions, compiler->value_count / 64); /* to find the place */
     append_place(compiler, &path, first_schema(conjunction));
     **goal = (struct goal){.schemas = sorted, .count = count, .possible = true, .next = compiler->goals};
     (*goal)->rule = rules_declare(compiler->rules, path.data, false);
     buffer_free(&path);
     compiler->goals = *goal;
+    compiler->goal_count++;
     *fresh = true;
     return OK;
 }
@@ -1359,7 +1394,7 @@ static enum result compile_goal(
     struct schema_compiler *compiler, const struct conjunction *conjunction, uint32_t *node) {
     struct goal *goal = NULL;
     bool fresh = false;
-    TRY(check_time(compiler));
+    TRY(spend(compiler, 100 + compiler->goal_count / 32));
     TRY(find_goal(compiler, conjunction, &goal, &fresh));
     if (fresh) {
         struct shapes shapes = {0};
@@ -1390,6 +1425,14 @@ static enum result compile_goal(
 
 /* ---- from outside ---- */
 
+static size_t count_values(const struct json *value) {
+    size_t count = 1;
+    if (value->kind == JSON_ARRAY || value->kind == JSON_OBJECT)
+        for (const struct json *child = value->first; child; child = child->next)
+            count += count_values(child);
+    return count;
+}
+
 enum result schema_compiler_create(struct rules *rules, const struct json *root, const char *base,
     bool strict, bool compact, struct schema_compiler **result) {
     struct schema_compiler *compiler = calloc(1, sizeof *compiler);
@@ -1400,9 +1443,9 @@ enum result schema_compiler_create(struct rules *rules, const struct json *root,
     compiler->expressions = rules_expressions(rules);
     compiler->root = root;
     compiler->base = base;
+    compiler->value_count = count_values(root);
     compiler->strict = strict;
     compiler->compact = compact;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &compiler->start);
     compiler->blanks = rules_terminal(rules, json_text_blanks(compiler->expressions, compact));
     uint32_t comma[] = {compiler->blanks, text_node(compiler, ","), compiler->blanks};
     compiler->comma = rules_sequence(rules, comma, 3);
@@ -1512,7 +1555,7 @@ static enum result compile_way(struct schema_compiler *compiler, const struct co
     }
     enum result status = check_parameters(compiler, shape);
     if (status == OK)
-        status = collect_keys(shape, &keys);
+        status = collect_keys(compiler, shape, &keys);
     for (size_t i = 0; status == OK && *possible && i < keys.count; i++)
         status = compile_key_parameter(compiler, shape, &keys.items[i], taker, possible);
     free(keys.items);

@@ -448,12 +448,57 @@ static void rules_without_an_end_are_refused(void **state) {
     assert_non_null(strstr(failure_message(), "endless"));
 }
 
+/* left = maybe left 'a' | 'a', with or without something before it that may be empty. */
+static void rules_that_begin_with_themselves_are_refused(void **state) {
+    (void)state;
+    for (int variant = 0; variant < 3; variant++) {
+        struct rules *rules;
+        struct grammar *grammar;
+        assert_int_equal(rules_create(&rules), OK);
+        struct expressions *e = rules_expressions(rules);
+        uint32_t left = rules_declare(rules, "left", false), other = rules_declare(rules, "other", false);
+        uint32_t a = rules_terminal(rules, expression_byte(e, 'a'));
+        uint32_t maybe =
+            rules_terminal(rules, expression_repeat(e, expression_byte(e, 'b'), variant == 2, 1));
+        uint32_t again =
+            rules_sequence(rules, (uint32_t[]){maybe, rules_call(rules, variant == 1 ? other : left), a}, 3);
+        rules_define(rules, left, rules_choice(rules, (uint32_t[]){a, again}, 2));
+        rules_define(rules, other, rules_call(rules, left));
+        enum result status = rules_finish(rules, rules_call(rules, left), &grammar);
+        assert_int_equal(status, variant == 2 ? OK : ERROR_INPUT);
+        assert_true(variant == 2 || strstr(failure_message(), "begins with itself"));
+        grammar_free(grammar);
+    }
+}
+
+/* The same work on every machine: what is refused is refused here, too, and soon. */
+static void too_much_work_is_refused(void **state) {
+    (void)state;
+    struct {
+        char *text;
+        size_t bytes, room;
+    } schema = {.text = malloc(1 << 20), .room = 1 << 20};
+    schema.bytes = (size_t)snprintf(schema.text, schema.room, "{\"properties\":{");
+    for (int i = 0; i < 40000; i++)
+        schema.bytes += (size_t)snprintf(
+            schema.text + schema.bytes, schema.room - schema.bytes, "%s\"key %d\":{}", i ? "," : "", i);
+    schema.bytes += (size_t)snprintf(schema.text + schema.bytes, schema.room - schema.bytes, "}}");
+    const struct grammar_specification specification = {
+        .kind = GRAMMAR_SCHEMA, .text = schema.text, .bytes = schema.bytes, .marker_token = GRAMMAR_NO_TOKEN};
+    struct grammar *grammar;
+    assert_int_equal(grammar_compile(&specification, &grammar), ERROR_INPUT);
+    assert_non_null(strstr(failure_message(), "too much work"));
+    free(schema.text);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(random_rules_have_their_texts),
         cmocka_unit_test(random_walks_agree_with_fresh_matchers),
         cmocka_unit_test(real_masks_agree_with_accept),
         cmocka_unit_test(masks_of_common_texts_agree_with_accept), cmocka_unit_test(depth_ends_quietly),
         cmocka_unit_test(finished_matchers_answer_quietly),
-        cmocka_unit_test(rules_without_an_end_are_refused)};
+        cmocka_unit_test(rules_without_an_end_are_refused),
+        cmocka_unit_test(rules_that_begin_with_themselves_are_refused),
+        cmocka_unit_test(too_much_work_is_refused)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
