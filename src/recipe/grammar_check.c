@@ -83,58 +83,49 @@ static enum result read_text(const struct asked *asked, struct buffer *text) {
 /* ---- saying where and what ---- */
 
 static void append_byte(struct buffer *out, unsigned byte) {
-    if (byte == '\n')
-        buffer_append_text(out, "a line end");
-    else if (byte == '\t')
-        buffer_append_text(out, "a tab");
-    else if (byte == '\r')
-        buffer_append_text(out, "a carriage return");
-    else if (byte == ' ')
-        buffer_append_text(out, "a blank");
+    static const char *const names[] = {
+        ['\t'] = "<tab>", ['\n'] = "<line end>", ['\r'] = "<carriage return>", [' '] = "<blank>"};
+    if (byte <= ' ' && names[byte])
+        buffer_append_text(out, names[byte]);
     else if (byte > ' ' && byte < 0x7F)
         buffer_printf(out, "%c", (char)byte);
     else
-        buffer_printf(out, "byte %02X", byte);
+        buffer_printf(out, "<byte %02X>", byte);
 }
 
 static unsigned kind_of(unsigned byte) {
-    return byte >= '0' && byte <= '9'   ? 1
-           : byte >= 'a' && byte <= 'z' ? 2
-           : byte >= 'A' && byte <= 'Z' ? 3
-                                        : 0;
+    return byte >= '0' && byte <= '9'    ? 1
+           : byte >= 'a' && byte <= 'z'  ? 2
+           : byte >= 'A' && byte <= 'Z'  ? 3
+           : byte >= 0x80 && byte < 0xC0 ? 4
+                                         : 0;
 }
 
-/* The allowed bytes, runs of letters and digits as ranges; all that begin characters beyond ASCII in one. */
+/* The last byte of a run of allowed letters, digits or continuations of characters; `byte` when there is none. */
+static unsigned end_of_run(const bool allowed[256], unsigned byte) {
+    unsigned last = byte;
+    while (kind_of(byte) && last < 255 && allowed[last + 1] && kind_of(last + 1) == kind_of(byte))
+        last++;
+    return last;
+}
+
+/* The allowed bytes; all that begin characters beyond ASCII in one. */
 static void append_allowed(struct buffer *out, const bool allowed[256], bool end) {
-    size_t count = 0;
-    bool other = false, inside = true; /* of a character */
-    for (unsigned byte = 0; byte < 256; byte++)
-        inside = inside && (!allowed[byte] || (byte >= 0x80 && byte < 0xC0));
+    bool other = false;
     for (unsigned byte = 0; byte < 256; byte++) {
-        if (!allowed[byte])
+        other = other || (allowed[byte] && byte >= 0xC0);
+        if (!allowed[byte] || byte >= 0xC0)
             continue;
-        if (byte >= 0x80 && !inside) {
-            other = true;
-            continue;
-        }
-        unsigned last = byte;
-        while (last < 255 && allowed[last + 1] && kind_of(byte) && kind_of(last + 1) == kind_of(byte))
-            last++;
-        if (inside && byte >= 0x80)
-            while (last < 0xBF && allowed[last + 1])
-                last++;
-        buffer_append_text(out, count++ ? ", " : "");
+        unsigned last = end_of_run(allowed, byte);
+        buffer_append_text(out, " ");
         append_byte(out, byte);
-        if (last > byte) {
-            buffer_append_text(out, last == byte + 1 ? ", " : " to ");
+        buffer_append_text(out, last > byte + 1 ? "-" : last > byte ? " " : "");
+        if (last > byte)
             append_byte(out, last);
-        }
         byte = last;
     }
-    if (other)
-        buffer_append_text(out, count++ ? ", other characters" : "characters beyond ASCII");
-    if (end)
-        buffer_append_text(out, count++ ? ", or the end" : "nothing but the end");
+    buffer_append_text(out, other ? " <characters beyond ASCII>" : "");
+    buffer_append_text(out, end ? " <the end>" : "");
 }
 
 /* Where byte `at` of the text is; as people count, from 1. */
@@ -170,7 +161,7 @@ static enum result append_next(struct buffer *out, struct grammar_matcher *match
         return OK;
     }
     TRY(grammar_matcher_next_bytes(matcher, allowed));
-    buffer_append_text(out, "what may come is: ");
+    buffer_append_text(out, "what may come is one of");
     append_allowed(out, allowed, grammar_matcher_accepting(matcher));
     return OK;
 }
