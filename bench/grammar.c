@@ -9,6 +9,7 @@
  * lacks the text's next token. */
 #include "grammar/grammar.h"
 #include "base/json.h"
+#include "recipe/request_grammar.h"
 #include "recipe/tokenizer.h"
 
 #include <stdbool.h>
@@ -91,24 +92,14 @@ static void print_figures(struct figures *figures) {
 
 static void make_vocabulary(const char *folder) {
     check(tokenizer_load(folder, &tokenizer), folder);
-    uint32_t count = (uint32_t)tokenizer_size(tokenizer);
-    const char **bytes = calloc(count + 1, sizeof *bytes);
-    uint32_t *lengths = calloc(count + 1, sizeof *lengths);
-    mask = calloc(count / 64 + 1, sizeof *mask);
-    if (!bytes || !lengths || !mask)
+    int32_t count = tokenizer_size(tokenizer);
+    mask = calloc((size_t)count / 64 + 1, sizeof *mask);
+    if (!mask)
         exit(1);
-    for (uint32_t i = 0; i < count; i++) {
-        size_t length = 0;
-        if (!tokenizer_is_added(tokenizer, (int32_t)i) &&
-            tokenizer_token_bytes(tokenizer, (int32_t)i, &bytes[i], &length))
-            lengths[i] = (uint32_t)length;
-    }
     double start = now();
-    check(grammar_vocabulary_create(bytes, lengths, count, END_OF_SENTENCE, &vocabulary), folder);
-    printf("{\"vocabulary\":%u,\"create_us\":%.0f,\"bytes\":%zu}\n", count, now() - start,
+    check(tokenizer_grammar_vocabulary(tokenizer, count, END_OF_SENTENCE, &vocabulary), folder);
+    printf("{\"vocabulary\":%d,\"create_us\":%.0f,\"bytes\":%zu}\n", count, now() - start,
         grammar_vocabulary_bytes(vocabulary));
-    free(bytes);
-    free(lengths);
 }
 
 static struct grammar *compile(
