@@ -4,9 +4,9 @@
     python3 bench/structured.py BUILD_DIR CHECKPOINT [--requests 64] [--prompt 64] [--generate 96] [--batch 32] [--threads 1]
                                 [--rounds 3] [--json]
 
-Both have the same prompts and draw the same number of tokens: the schemas, several, allow no answer to end before. Sets: "objects" (arrays of
-objects with strings, numbers and words), "strings" (long bound strings), "calls" (a tool that must be called, with a long text) and "compact"
-(objects without blanks). Times are processor seconds of the whole decode command, the best of --rounds, in turn with the free campaign. Since a schema
+Answers are long: the schemas, several, allow none to end before. Sets: "objects" (arrays of objects with strings, numbers and words), "compact"
+(objects without blanks), "strings" (long bound strings), "calls" (a tool that must be called, with a text) and "counted" (with a text of 4,000
+characters at least, raw as it is in a call). Times are processor seconds of the whole decode command, the best of --rounds, in turn with the free campaign. Since a schema
 stands in its prompt, the forward passes of the sets differ; what holding costs is therefore told apart: the seconds of drawing, masks and scheduling
 beyond those of the free campaign, in percent of all its seconds. A checkpoint without a tokenizer is given that of inputs/nano. Only the standard library is
 needed.
@@ -43,8 +43,9 @@ def strings(i):
 
 def held(name, i):
     """What a request of the set says beyond a free one."""
-    if name == "calls":
-        function = {"name": f"say{i % 8}", "parameters": closed(text={"type": "string", "minLength": 4000})}
+    if name in ("calls", "counted"):
+        text = {"type": "string", "minLength": 4000} if name == "counted" else {"type": "string"}
+        function = {"name": f"say{i % 8}", "parameters": closed(text=text)}
         return {"tools": [{"type": "function", "function": function}], "tool_choice": "required"}
     schema = strings(i) if name == "strings" else objects(i)
     return {"response_format": {"type": "json_schema", "whitespace": "none" if name == "compact" else "flexible",
@@ -88,7 +89,7 @@ def main():
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     options.program = options.build + "/nocturne"
-    names, best = ("free", "objects", "compact", "strings", "calls"), {}
+    names, best = ("free", "objects", "compact", "strings", "calls", "counted"), {}
     with tempfile.TemporaryDirectory() as folder:
         model = ranks.with_tokenizer(os.path.abspath(options.checkpoint), folder)
         campaigns = {name: prepare(options, folder, model, name) for name in names}
