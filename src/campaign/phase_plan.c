@@ -123,7 +123,7 @@ static enum result gather_requests(
         gathered->count++;
     }
     const struct plan_image *images = gathered->images.data; /* it stays where it is now */
-    for (int64_t i = 0; i < gathered->count; images += gathered->requests[i++].image_count)
+    for (int64_t i = 0; images && i < gathered->count; images += gathered->requests[i++].image_count)
         gathered->requests[i].images = images;
     return OK;
 }
