@@ -3,7 +3,9 @@
 #ifndef NOCTURNE_TESTS_FUZZ_GRAMMAR_WALK_H
 #define NOCTURNE_TESTS_FUZZ_GRAMMAR_WALK_H
 
+#include "grammar/automaton.h"
 #include "grammar/grammar.h"
+#include "grammar/rules_internal.h"
 
 #include <stdint.h> /* uint64_t */
 #include <stdio.h>  /* fprintf */
@@ -13,7 +15,7 @@
 
 /* Tokens 0 and WALK_MARKER are control tokens; then all bytes, then pieces of texts. */
 enum { WALK_END = 1, WALK_MARKER = 2, WALK_BYTES = 3, WALK_ROOM = 512, WALK_WORDS = WALK_ROOM / 64 };
-enum { WALK_TEXT = 4096, WALK_COMPILE_SECONDS = 6 };
+enum { WALK_COMPILE_SECONDS = 6 };
 static const size_t WALK_MEMORY = (size_t)640 << 20;
 
 static const char *const walk_pieces[] = {"{\"", "\":", "\": ", ",\"", ", \"", "\"}", "}]", "}}", "]}", "[]",
@@ -236,11 +238,18 @@ static inline void walk_check_history(struct grammar_matcher *matcher, const uin
 
 enum { WALK_STEPS = 48 };
 
+/* In every other walk tables are collected at every step. */
+static inline void walk_collect(struct grammar *grammar, uint64_t seed) {
+    if (seed % 2)
+        grammar->automaton->limit = 1;
+}
+
 static inline void walk_grammar(struct grammar *grammar, uint64_t seed) {
     struct grammar_matcher *matcher = NULL;
     uint64_t first[WALK_WORDS] = {0}, bits[WALK_WORDS] = {0};
     uint32_t tokens[WALK_STEPS];
     size_t count = 0;
+    const uint64_t kind = seed;
     if (!walk_within_limits(grammar_matcher_create(grammar, walk_vocabulary(), &matcher)))
         return;
     bool going = walk_check_state(matcher, bits);
@@ -255,8 +264,10 @@ static inline void walk_grammar(struct grammar *grammar, uint64_t seed) {
         walk_expect(grammar_matcher_accept(matcher, token, &accepted));
         walk_check(accepted, "a token of the mask is refused");
         tokens[count++] = token;
+        walk_collect(grammar, kind);
         going = walk_check_state(matcher, bits);
     }
+    walk_collect(grammar, kind);
     if (going)
         walk_check_history(matcher, tokens, count, first, bits);
     walk_check(grammar_bytes(grammar) < WALK_MEMORY, "the tables grew too large");
