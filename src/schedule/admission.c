@@ -6,6 +6,7 @@
 
 #include <stdio.h>  /* snprintf */
 #include <stdlib.h> /* calloc */
+#include <string.h> /* memcpy, memmove */
 
 enum { READS_A_STEP = 64 };
 
@@ -216,6 +217,19 @@ static enum result prepare_active(struct admission *admission, struct active_req
     return OK;
 }
 
+/* Branches of refused prompts, up to what the next one has in common with them, are its own. */
+static void inherit_branches(struct admission *admission, struct engine_work *work) {
+    struct engine_work *refused = &admission->refused_work;
+    int32_t inherited = 0, most = MOST_BRANCHES;
+    while (inherited < refused->branch_count && refused->branches[inherited] <= work->shared)
+        inherited++;
+    int32_t own = work->branch_count < most - inherited ? work->branch_count : most - inherited;
+    memmove(work->branches + inherited, work->branches, (size_t)own * sizeof *work->branches);
+    memcpy(work->branches, refused->branches, (size_t)inherited * sizeof *work->branches);
+    work->branch_count = inherited + own;
+    refused->branch_count = 0;
+}
+
 /* Reads the next request into `held`. */
 static enum result read_next(struct admission *admission) {
     struct active_request *active = calloc(1, sizeof *active);
@@ -229,6 +243,7 @@ static enum result read_next(struct admission *admission) {
         return status;
     }
     admission->held = active;
+    inherit_branches(admission, &work);
     if (admission->options->no_sharing)
         work.shared = work.branch_count = 0;
     admission->held_work = work;
@@ -363,6 +378,7 @@ enum result admission_fill(struct admission *admission) {
         if (is_refused(admission, admission->held, &refusal)) {
             struct active_request *refused = admission->held;
             admission->held = NULL;
+            admission->refused_work = admission->held_work;
             release_state(admission);
             enum result status = send_refusal(admission, refused, &refusal);
             free_active(admission, refused);

@@ -43,6 +43,7 @@ struct admission {
     struct active_request **last;    /* where the next one is linked */
     struct active_request *held;     /* read, but there is no room yet */
     struct engine_work held_work;
+    struct engine_work refused_work; /* of the request before, when it was refused: for its branches */
     bool source_ended;
     int64_t prompt_budget; /* most prompt tokens that can still be run before the run stops by itself */
     bool is_late;          /* some request was left for the next launch for that: no more are taken */

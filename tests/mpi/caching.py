@@ -103,19 +103,25 @@ def warm(folder):
 
 
 def scarce(folder):
-    """Where key/value memory is scarce, prompts wait until what they share has room, rather than that each runs it anew."""
-    lines = []
-    for f in range(6):
+    """Where key/value memory is scarce, prompts wait until what they share has room, rather than that each runs it anew; a request
+    that is refused does not keep the others from sharing."""
+    lines, refused = [], []
+    for f in range(4):
+        begin = words(f"scarce {f}", 380)
         for i in range(5):
-            text = words(f"scarce {f}", 380) + " " + words(f"{f} {i}", 10 + 5 * i)
-            lines.append(chat(f"{f}-{i}", text, temperature=0, max_tokens=20 + 13 * ((f + i) % 5), ignore_eos=True))
+            lines.append(chat(f"{f}-{i}", f"{begin} {words(f'{f} {i}', 10 + 5 * i)}", temperature=0,
+                              max_tokens=20 + 13 * ((f + i) % 5), ignore_eos=True))
+        refused.append(chat(f"{f}-refused", f"{begin} king", max_tokens=64, n=100))
     expected = reference(folder, lines)
-    for memory in ("1500K", "4M"):
-        campaign = make(folder, memory, lines)
+    for memory, more in (("1500K", []), ("3M", refused)):
+        campaign = make(folder, memory, [*lines, *more])
         go(campaign, "--kv-memory", memory)
-        compare(answers(campaign), expected, f"with {memory}")
+        found = answers(campaign)
+        for line in more:
+            check(found.pop(line["custom_id"])[1] == "kv_memory_exceeded", f"{line['custom_id']} was not refused")
+        compare(found, expected, f"with {memory}")
         shared = progress(campaign)["shared_tokens"]
-        check(shared > 6 * 4 * 380, f"with {memory} only {shared} tokens were shared")
+        check(shared > 4 * 4 * 380, f"with {memory} only {shared} tokens were shared")
 
 
 def edges(folder):
