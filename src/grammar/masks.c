@@ -6,7 +6,7 @@
 #include <stdlib.h> /* calloc, malloc, free */
 #include <string.h> /* memcpy, memset */
 
-enum { RANGES = 256, GAP_GOES_ON = 0xFFFF, FILTER_FROM = 48, PLACES_LIMIT = 1024 };
+enum { RANGES = 256, GAP_GOES_ON = 0xFFFF, FILTER_FROM = 48, PLACES_LIMIT = 1024, SPARE_WORDS = 32 };
 static const uint32_t WRITTEN_OUT = UINT32_MAX; /* a kept mask without a base */
 /* Of kept masks of one grammar; the least recently used goes first. */
 static const size_t MASKS_BYTES_LIMIT = (size_t)256 << 10;
@@ -171,7 +171,7 @@ static enum result take_kind(struct walk *walk, const struct spot *spot, enum te
     if (spot->is_root) {
         walk->base = vocabulary_base(kind, endless ? 0 : characters) + 1;
         memcpy(walk->bits, vocabulary_mask(walk->vocabulary, walk->base - 1),
-            vocabulary_words(walk->vocabulary) * sizeof *walk->bits);
+            walk->vocabulary->words * sizeof *walk->bits);
         return OK;
     }
     unsigned most = endless ? LONG_TOKEN : to_the_end ? spot->characters + characters : TEXT_CHARACTERS;
@@ -263,6 +263,14 @@ static enum result walk_trie(struct walk *walk, uint32_t number) {
     }
 }
 
+/* Sets the bits of a range of all tokens that are more than a space and begin with one. */
+static void mark_spaces(const struct grammar_vocabulary *vocabulary, struct range range, uint64_t *bits) {
+    unsigned most = range.most == LONG_TOKEN ? 0 : range.most;
+    const uint64_t *mask = vocabulary_mask(vocabulary, vocabulary_base((enum text_kind)range.kind, most));
+    for (size_t i = 0; i < vocabulary->words; i++)
+        bits[i] |= mask[i] & vocabulary->space_mask[i];
+}
+
 /* Sets or clears the bits of a range's tokens. */
 static void mark(const struct grammar_vocabulary *vocabulary, struct range range, uint64_t *bits, bool set) {
     const uint8_t *characters = vocabulary->classes[range.kind].characters;
@@ -289,7 +297,7 @@ static void mark_long(const struct walk *walk, uint64_t *bits) {
 /* Adds the tokens of ranges that hold most plain tokens, by taking away the others from all. */
 static void add_most(struct walk *walk) {
     const struct grammar_vocabulary *vocabulary = walk->vocabulary;
-    size_t words = vocabulary_words(vocabulary);
+    size_t words = vocabulary->words;
     uint64_t *scratch = walk->grammar->automaton->scratch;
     uint32_t base = vocabulary_base(TEXT_PLAIN, TEXT_CHARACTERS);
     struct range gap = {.kind = TEXT_PLAIN, .most = TEXT_CHARACTERS};
@@ -307,6 +315,12 @@ static void add_most(struct walk *walk) {
     walk->base = base + 1;
 }
 
+/* The token that is one space ends where the range begins, and was allowed by itself. */
+static bool is_all_spaces(const struct grammar_vocabulary *vocabulary, const struct range *range) {
+    return range->to == vocabulary->spaces[1] && range->from <= vocabulary->spaces[0] + 1 &&
+           range->from >= vocabulary->spaces[0];
+}
+
 static void add_ranges(struct walk *walk) {
     uint32_t covered = 0;
     for (uint32_t i = 0; i < walk->range_count; i++)
@@ -320,7 +334,10 @@ static void add_ranges(struct walk *walk) {
         return;
     }
     for (uint32_t i = 0; i < walk->range_count; i++)
-        mark(walk->vocabulary, walk->ranges[i], walk->bits, true);
+        if (is_all_spaces(walk->vocabulary, &walk->ranges[i]))
+            mark_spaces(walk->vocabulary, walk->ranges[i], walk->bits);
+        else
+            mark(walk->vocabulary, walk->ranges[i], walk->bits, true);
 }
 
 /* Control tokens and the end. */
@@ -338,7 +355,7 @@ static void mask_controls(const struct automaton *automaton, const struct set *s
 /* The mask of a set, and the ready one that it is near to. */
 static enum result fresh_mask(struct grammar *grammar, uint32_t number, uint64_t *bits, uint32_t *base) {
     struct walk walk = {.grammar = grammar, .vocabulary = grammar->automaton->vocabulary, .bits = bits};
-    memset(bits, 0, vocabulary_words(walk.vocabulary) * sizeof *bits);
+    memset(bits, 0, walk.vocabulary->words * sizeof *bits);
     if (walk.vocabulary->nodes)
         TRY(walk_trie(&walk, number));
     if (walk.range_count)
@@ -355,7 +372,9 @@ static struct kept_mask *kept_at(const struct automaton *automaton, uint32_t num
 }
 
 enum result masks_create(struct automaton *automaton) {
-    automaton->scratch = malloc((vocabulary_words(automaton->vocabulary) + 1) * sizeof *automaton->scratch);
+    size_t words = automaton->vocabulary->words;
+    /* Room for a mask, or for its gaps and those of one word and of numbers that go on more. */
+    automaton->scratch = malloc((words + words / 1024 + SPARE_WORDS) * sizeof *automaton->scratch);
     if (!automaton->scratch)
         return out_of_memory();
     TRY(array_grow(&automaton->masks, sizeof(struct kept_mask), 1));
@@ -366,7 +385,7 @@ enum result masks_create(struct automaton *automaton) {
 
 size_t masks_bytes(const struct automaton *automaton) {
     return automaton->mask_bytes + automaton->masks.capacity * sizeof(struct kept_mask) +
-           vocabulary_words(automaton->vocabulary) * sizeof *automaton->scratch;
+           automaton->vocabulary->words * sizeof *automaton->scratch;
 }
 
 static void take_out(struct automaton *automaton, uint32_t number) {
@@ -407,7 +426,7 @@ void masks_clear(struct automaton *automaton) {
 }
 
 static void base_mask(const struct automaton *automaton, uint32_t base, uint64_t *bits) {
-    size_t bytes = vocabulary_words(automaton->vocabulary) * sizeof *bits;
+    size_t bytes = automaton->vocabulary->words * sizeof *bits;
     if (base)
         memcpy(bits, vocabulary_mask(automaton->vocabulary, base - 1), bytes);
     else
@@ -428,20 +447,18 @@ static void restore(const struct automaton *automaton, const struct kept_mask *k
     }
 }
 
-/* Stores the gaps between the tokens in which `bits` differs from the base, in `gaps` unless it is NULL. */
+/* Stores the gaps between the tokens in which `bits` differs from the base; more than `most`: stops. */
 static uint32_t find_gaps(
-    const struct automaton *automaton, uint32_t base, const uint64_t *bits, uint16_t *gaps) {
+    const struct automaton *automaton, uint32_t base, const uint64_t *bits, uint16_t *gaps, uint32_t most) {
     uint32_t count = 0, before = 0;
+    size_t words = automaton->vocabulary->words;
     const uint64_t *from = base ? vocabulary_mask(automaton->vocabulary, base - 1) : NULL;
-    for (size_t word = 0; word < vocabulary_words(automaton->vocabulary); word++)
+    for (size_t word = 0; word < words && count <= most; word++)
         for (uint64_t left = bits[word] ^ (from ? from[word] : 0); left; left &= left - 1) {
             uint32_t token = (uint32_t)(word << 6) + (uint32_t)__builtin_ctzll(left);
-            for (; token - before >= GAP_GOES_ON; before += GAP_GOES_ON, count++)
-                if (gaps)
-                    gaps[count] = GAP_GOES_ON;
-            if (gaps)
-                gaps[count] = (uint16_t)(token - before);
-            count++;
+            for (; token - before >= GAP_GOES_ON; before += GAP_GOES_ON)
+                gaps[count++] = GAP_GOES_ON;
+            gaps[count++] = (uint16_t)(token - before);
             before = token;
         }
     return count;
@@ -449,20 +466,18 @@ static uint32_t find_gaps(
 
 /* Writes the mask out where that is shorter than its gaps. */
 static enum result pack(struct automaton *automaton, struct kept_mask *kept, const uint64_t *bits) {
-    size_t whole = vocabulary_words(automaton->vocabulary) * sizeof *bits;
-    kept->differences = find_gaps(automaton, kept->base, bits, NULL);
-    kept->bytes = kept->differences * sizeof *kept->gaps;
-    bool written_out = kept->bytes > whole;
-    if (written_out)
-        kept->bytes = whole;
+    size_t whole = automaton->vocabulary->words * sizeof *bits;
+    uint32_t most = (uint32_t)(whole / sizeof *kept->gaps);
+    uint16_t *gaps = (uint16_t *)(void *)automaton->scratch;
+    kept->differences = find_gaps(automaton, kept->base, bits, gaps, most);
+    bool written_out = kept->differences > most;
+    kept->bytes = written_out ? whole : kept->differences * sizeof *gaps;
     kept->gaps = malloc(kept->bytes + 1);
     if (!kept->gaps)
         return out_of_memory();
-    if (written_out) {
+    memcpy(kept->gaps, written_out ? (const void *)bits : gaps, kept->bytes);
+    if (written_out)
         kept->base = WRITTEN_OUT;
-        memcpy(kept->gaps, bits, whole);
-    } else
-        (void)find_gaps(automaton, kept->base, bits, kept->gaps);
     return OK;
 }
 

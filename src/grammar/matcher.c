@@ -113,7 +113,7 @@ void grammar_matcher_free(struct grammar_matcher *matcher) {
 enum result grammar_matcher_mask(struct grammar_matcher *matcher, uint64_t *bits) {
     if (matcher->finished) {
         uint32_t end = matcher->vocabulary->end;
-        memset(bits, 0, vocabulary_words(matcher->vocabulary) * sizeof *bits);
+        memset(bits, 0, matcher->vocabulary->words * sizeof *bits);
         bits[end >> 6] |= (uint64_t)1 << (end & 63);
         return OK;
     }

@@ -23,10 +23,6 @@ static void set_bit(uint64_t *bits, size_t bit) {
     bits[bit >> 6] |= (uint64_t)1 << (bit & 63);
 }
 
-size_t vocabulary_words(const struct grammar_vocabulary *vocabulary) {
-    return (vocabulary->count + 63) / 64;
-}
-
 static size_t node_words(const struct grammar_vocabulary *vocabulary) {
     return vocabulary->nodes / 64 + 1;
 }
@@ -176,7 +172,7 @@ static void describe(struct text_class *text, enum text_kind kind) {
 
 const uint64_t *vocabulary_mask(const struct grammar_vocabulary *vocabulary, uint32_t base) {
     const struct text_class *text = &vocabulary->classes[base / (TEXT_CHARACTERS + 1)];
-    return text->masks + base % (TEXT_CHARACTERS + 1) * vocabulary_words(vocabulary);
+    return text->masks + base % (TEXT_CHARACTERS + 1) * vocabulary->words;
 }
 
 uint32_t vocabulary_base(enum text_kind kind, unsigned characters) {
@@ -196,7 +192,7 @@ struct filed_token {
 static void file_token(
     struct grammar_vocabulary *vocabulary, struct text_class *text, const struct filed_token *token) {
     uint32_t count = token->characters[token->length - 1], id = vocabulary->order[token->rank];
-    size_t words = vocabulary_words(vocabulary);
+    size_t words = vocabulary->words;
     uint8_t kind = count == OF_OTHER_KIND    ? OF_OTHER_KIND
                    : count > TEXT_CHARACTERS ? LONG_TOKEN
                                              : (uint8_t)count;
@@ -254,7 +250,7 @@ static enum result build_class(
     text->heights = calloc(vocabulary->nodes + 1, 1);
     text->special = calloc(node_words(vocabulary), sizeof(uint64_t));
     text->irregular = calloc(node_words(vocabulary), sizeof(uint64_t));
-    text->masks = calloc((TEXT_CHARACTERS + 1) * vocabulary_words(vocabulary) + 1, sizeof(uint64_t));
+    text->masks = calloc((TEXT_CHARACTERS + 1) * vocabulary->words + 1, sizeof(uint64_t));
     if (!text->characters || !text->long_ranks || !text->heights || !text->special || !text->irregular ||
         !text->masks)
         return out_of_memory();
@@ -333,9 +329,25 @@ uint32_t vocabulary_longest_run(
 
 /* ---- life ---- */
 
+static enum result find_spaces(struct grammar_vocabulary *vocabulary) {
+    vocabulary->space_mask = calloc(vocabulary->words + 1, sizeof *vocabulary->space_mask);
+    if (!vocabulary->space_mask)
+        return out_of_memory();
+    for (uint32_t rank = 0; rank < vocabulary->ranks; rank++) {
+        uint32_t token = vocabulary->order[rank];
+        unsigned char first = (unsigned char)vocabulary->text[vocabulary->offsets[token]];
+        vocabulary->spaces[0] += first < ' ';
+        vocabulary->spaces[1] += first <= ' ';
+        if (first == ' ')
+            set_bit(vocabulary->space_mask, token);
+    }
+    return OK;
+}
+
 static enum result build(struct grammar_vocabulary *vocabulary) {
     qsort_r(vocabulary->order, vocabulary->ranks, sizeof *vocabulary->order, compare_tokens, vocabulary);
     TRY(build_trie(vocabulary));
+    TRY(find_spaces(vocabulary));
     TRY(build_classes(vocabulary));
     measure_runs(vocabulary);
     return OK;
@@ -350,6 +362,7 @@ enum result grammar_vocabulary_create(const char *const *bytes, const uint32_t *
         return out_of_memory();
     vocabulary->count = count;
     vocabulary->end = end;
+    vocabulary->words = ((size_t)count + 63) / 64;
     vocabulary->order = malloc(((size_t)count + 1) * sizeof *vocabulary->order);
     status = vocabulary->order ? copy_texts(vocabulary, bytes, lengths) : out_of_memory();
     for (uint32_t i = 0; status == OK && i < count; i++)
@@ -371,6 +384,7 @@ void grammar_vocabulary_free(struct grammar_vocabulary *vocabulary) {
     free(vocabulary->order);
     free(vocabulary->text);
     free(vocabulary->offsets);
+    free(vocabulary->space_mask);
     for (unsigned kind = 0; kind < TEXT_KINDS; kind++) {
         struct text_class *text = &vocabulary->classes[kind];
         free(text->characters);
@@ -390,11 +404,11 @@ uint32_t grammar_vocabulary_count(const struct grammar_vocabulary *vocabulary) {
 size_t grammar_vocabulary_bytes(const struct grammar_vocabulary *vocabulary) {
     size_t bytes = sizeof *vocabulary + (vocabulary->nodes + 1) * sizeof *vocabulary->trie +
                    (2 * (size_t)vocabulary->count + 2) * sizeof(uint32_t) +
-                   vocabulary->offsets[vocabulary->count];
+                   vocabulary->offsets[vocabulary->count] + vocabulary->words * sizeof(uint64_t);
     for (unsigned kind = 0; kind < TEXT_KINDS; kind++)
         bytes += vocabulary->ranks + vocabulary->nodes +
                  vocabulary->classes[kind].long_count * sizeof(uint32_t) +
                  2 * node_words(vocabulary) * sizeof(uint64_t) +
-                 (TEXT_CHARACTERS + 1) * vocabulary_words(vocabulary) * sizeof(uint64_t);
+                 (TEXT_CHARACTERS + 1) * vocabulary->words * sizeof(uint64_t);
     return bytes;
 }

@@ -53,12 +53,12 @@ struct grammar_vocabulary {
     char *text;        /* all tokens' bytes */
     uint32_t *offsets; /* count + 1 */
     uint32_t count, end, longest;
+    size_t words;         /* of a mask */
+    uint64_t *space_mask; /* of the tokens that begin with a space, which are half of all */
+    uint32_t spaces[2];   /* their ranks: the first, and the one behind the last */
     struct text_class classes[TEXT_KINDS];
     uint32_t runs[RUN_SORTS];
 };
-
-/* Words of a mask. */
-size_t vocabulary_words(const struct grammar_vocabulary *vocabulary);
 
 /* The number of the ready mask of the kind's tokens of at most `characters` (1 to TEXT_CHARACTERS), or, with 0,
  * of all of them. */
