@@ -219,7 +219,7 @@ static int32_t load_from(struct cache *cache, int tier, const struct cache_key *
         payloads[reserved] = memory_payload(cache->memory, slots[reserved]);
     }
     int32_t good = store_read(cache->stores[tier], keys, entries, reserved, payloads);
-    for (int32_t i = 0; i < good; i++) {
+    for (int32_t i = 0; i < good && i < reserved; i++) {
         struct memory_note note = note_of(&entries[i], tier);
         promote(cache, slots[i], &keys[i], &note, tier);
     }

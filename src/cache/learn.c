@@ -236,7 +236,7 @@ static enum result learn_folder(struct learning *learning, struct known_segments
     if (!folder)
         return fail_errno(ERROR_IO, "%s", path);
     for (struct dirent *item; status == OK && (item = readdir(folder));) {
-        struct known_segment key, *found = NULL;
+        struct known_segment key = {0}, *found = NULL;
         if (!is_segment_name(item->d_name)) {
             remove_unfinished(store, item->d_name);
             continue;

@@ -218,6 +218,18 @@ enum result segment_scan(const char *path, int fd, const struct segment_header *
     return OK;
 }
 
+/* Takes the first `bytes` off the vectors that are left, *vectors [*count]; empty ones go, too. */
+static void spend(struct iovec **vectors, int *count, size_t bytes) {
+    while (*count > 0 && (bytes > 0 || (*vectors)->iov_len == 0)) {
+        size_t part = bytes < (*vectors)->iov_len ? bytes : (*vectors)->iov_len;
+        (*vectors)->iov_base = (char *)(*vectors)->iov_base + part;
+        (*vectors)->iov_len -= part;
+        bytes -= part;
+        if ((*vectors)->iov_len == 0)
+            ++*vectors, --*count;
+    }
+}
+
 /* Reads into the vectors until all are full or the file ends; spends them. */
 static ssize_t read_vectors(int fd, struct iovec *vectors, int count, int64_t offset) {
     size_t done = 0;
@@ -230,14 +242,7 @@ static ssize_t read_vectors(int fd, struct iovec *vectors, int count, int64_t of
         if (now == 0)
             break;
         done += (size_t)now;
-        for (size_t left = (size_t)now; left > 0;) {
-            size_t part = left < vectors->iov_len ? left : vectors->iov_len;
-            vectors->iov_base = (char *)vectors->iov_base + part;
-            vectors->iov_len -= part;
-            left -= part;
-            if (vectors->iov_len == 0)
-                vectors++, count--;
-        }
+        spend(&vectors, &count, (size_t)now);
     }
     return (ssize_t)done;
 }
@@ -294,14 +299,7 @@ static enum result write_fully(const char *path, int fd, struct iovec *vectors, 
         if (now < 0)
             return fail_errno(ERROR_IO, "%s: byte %lld", path, (long long)*offset);
         *offset += now;
-        for (size_t left = (size_t)now; count > 0 && (left > 0 || vectors->iov_len == 0);) {
-            size_t part = left < vectors->iov_len ? left : vectors->iov_len;
-            vectors->iov_base = (char *)vectors->iov_base + part;
-            vectors->iov_len -= part;
-            left -= part;
-            if (vectors->iov_len == 0)
-                vectors++, count--;
-        }
+        spend(&vectors, &count, (size_t)now);
     }
     return OK;
 }
