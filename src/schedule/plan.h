@@ -53,7 +53,7 @@ enum plan_placement {
 
 /* Makes entries [count] (the caller's) and first [ranks + 1]: rank r begins with entries [first[r], first[r + 1]).
  * Within a rank: families whose longest answer is long first, so that the end has no straggler, then so that prefixes
- * are freed soonest. Deterministic. ERROR_MEMORY. */
+ * are freed soonest; a prompt always before those that begin with it. Deterministic. ERROR_MEMORY. */
 MUST_CHECK enum result plan_make(const struct plan_request *requests, int64_t count, int32_t ranks,
     const struct plan_costs *costs, enum plan_placement placement, struct plan_entry *entries,
     int64_t *first);

@@ -116,11 +116,14 @@ int64_t prompt_trie_tokens(const struct prompt_node *node, int32_t held) {
 
 struct sibling {
     int64_t node, begin;
+    bool ends; /* a prompt that the others go on from */
     int32_t longest;
 };
 
 static int compare_siblings(const void *left, const void *right) {
     const struct sibling *a = left, *b = right;
+    if (a->ends != b->ends)
+        return a->ends ? -1 : 1;
     if (a->longest != b->longest)
         return a->longest > b->longest ? -1 : 1;
     return (a->begin > b->begin) - (a->begin < b->begin);
@@ -130,7 +133,10 @@ static void arrange_children(struct prompt_trie *trie, struct prompt_node *paren
     int64_t count = 0;
     for (int64_t child = parent->first_child; child >= 0; child = trie->nodes[child].next_sibling) {
         const struct prompt_node *node = &trie->nodes[child];
-        siblings[count++] = (struct sibling){child, node->begin, node->longest};
+        siblings[count++] = (struct sibling){.node = child,
+            .begin = node->begin,
+            .ends = node->depth > 0 && node->depth == parent->depth,
+            .longest = node->longest};
     }
     qsort(siblings, (size_t)count, sizeof *siblings, compare_siblings);
     int64_t *link = &parent->first_child;

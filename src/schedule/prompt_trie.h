@@ -34,7 +34,8 @@ void prompt_trie_free(struct prompt_trie *trie);
 /* Tokens to be computed for all leaves of a node when the first `held` ones are there already. */
 int64_t prompt_trie_tokens(const struct prompt_node *node, int32_t held);
 
-/* Puts children with long answers first. ERROR_MEMORY. */
+/* Puts children with long answers first, but before these prompts that the others begin with as a whole: behind them such a prompt could
+ * not go on from what it shares, for its last token must be run. ERROR_MEMORY. */
 MUST_CHECK enum result prompt_trie_arrange(struct prompt_trie *trie);
 
 /* Walks the leaves from left to right: leaves [count] are their indices, shared [count] what each has in common with the one

@@ -116,6 +116,16 @@ static void check_computed_once(const struct made *made) {
                                 find_prompt(&prompts, made->entries[i].request)) <= made->entries[i].shared);
 }
 
+/* A prompt that another one begins with comes before it, whatever their answers: its last token must be run. */
+static void check_nested(const struct made *made) {
+    for (int32_t rank = 0; rank < made->ranks; rank++)
+        for (int64_t i = made->first[rank] + 1; i < made->first[rank + 1]; i++) {
+            const struct plan_entry *entry = &made->entries[i];
+            assert_true(
+                entry->shared == 0 || entry->shared < entry->tokens || entry[-1].tokens == entry->tokens);
+        }
+}
+
 static void places_each_request_once(void **state) {
     (void)state;
     static const int32_t sizes[] = {1, 2, 3, 7, MOST_RANKS};
@@ -128,8 +138,10 @@ static void places_each_request_once(void **state) {
         for (int placement = PLAN_FAMILIES; placement <= PLAN_PREFIX_AFFINITY; placement++) {
             struct made made = make_plan(prompts.requests, prompts.count, ranks, placement);
             check_entries(&made);
-            if (placement == PLAN_FAMILIES || placement == PLAN_PREFIX_AFFINITY)
+            if (placement == PLAN_FAMILIES || placement == PLAN_PREFIX_AFFINITY) {
                 check_computed_once(&made);
+                check_nested(&made);
+            }
             struct made again = make_plan(prompts.requests, prompts.count, ranks, placement);
             for (int64_t i = 0; i < made.count; i++)
                 assert_memory_equal(&made.entries[i], &again.entries[i], sizeof made.entries[i]);
