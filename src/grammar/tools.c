@@ -85,9 +85,10 @@ static void begin_way(struct tool *tool) {
 
 static void end_way(void *context, bool possible) {
     struct tool *tool = context;
-    uint32_t ways[] = {tool->body, tool->way};
-    if (possible)
+    if (possible) {
+        uint32_t ways[] = {tool->body, tool->way};
         tool->body = tool->body == RULES_FAILED ? tool->way : rules_choice(tool->rules, ways, 2);
+    }
     begin_way(tool);
 }
 

@@ -128,9 +128,9 @@ static enum result read_specification(
     buffer_clear(&work->text);
     buffer_append_text(&work->text, "");
     bool schema_text = json_is_text(json_member(line, "kind"), "schema_text");
-    if (specification->kind == GRAMMAR_REGEX && given->kind != JSON_STRING)
+    if (specification->kind == GRAMMAR_REGEX && (!given || given->kind != JSON_STRING))
         return fail(ERROR_INPUT, "a pattern must be a string, not %s", json_kind_name(given));
-    if (specification->kind == GRAMMAR_REGEX || (schema_text && given->kind == JSON_STRING))
+    if (given && given->kind == JSON_STRING && (specification->kind == GRAMMAR_REGEX || schema_text))
         buffer_append(&work->text, given->text, given->bytes);
     else if (given)
         append_value(&work->text, given);
