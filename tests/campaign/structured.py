@@ -172,7 +172,7 @@ def valid(folder):
     campaigns = Campaigns(folder, lines)
     campaign = campaigns.make()
     started = time.monotonic()
-    run(["run", "--campaign", campaign], 2)
+    run(["run", "--campaign", campaign], 2, deadline=400)
     print(f"200 requests took {time.monotonic() - started:.1f} s")
     raw = answers(campaign)
     run(["export", "--campaign", campaign])
