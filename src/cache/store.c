@@ -398,7 +398,7 @@ static bool make_room(struct store *store, int64_t bytes) {
 static int32_t write_piece(struct store *store, const struct segment_header *header,
     const struct store_put *const *puts, int32_t count) {
     int64_t payload_bytes = header->payload_bytes;
-    struct segment_record *records = malloc((size_t)count * sizeof *records);
+    struct segment_record *records = calloc((size_t)count, sizeof *records);
     uint8_t **payloads = malloc((size_t)count * sizeof *payloads);
     int32_t written = 0;
     if (records && payloads &&

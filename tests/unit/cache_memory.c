@@ -64,8 +64,10 @@ static void evicts_by_the_policy(void **state) {
     memory = made(CACHE_EVICT_LEAST_RECENT, 10, 1);
     for (uint64_t n = 0; n < 10; n++)
         assert_true(add(memory, n, 0));
+    usleep(100); /* times are doubles, with steps of a quarter of a microsecond */
     for (uint64_t n = 0; n < 5; n++)
         assert_true(has(memory, n)); /* used later than 5 to 9 */
+    usleep(100);
     for (uint64_t n = 100; n < 105; n++)
         assert_true(add(memory, n, 0));
     for (uint64_t n = 0; n < 10; n++)
