@@ -144,13 +144,41 @@ static enum result make_keys(struct prompts *prompts, struct prompt *prompt) {
     prompt->traffic = traffic_of(prompts, prompt->request);
     enum result status = prompt->keys ? identify_images(prompts, prompt->request, &images)
                                       : fail(ERROR_MEMORY, "out of memory for the keys of a prompt");
-    if (status == OK) {
+    if (status == OK)
         cache_keys(space, prompt->request->token_ids, prompt->tokens, images, prompt->request->image_count,
             prompt->keys);
-        cache_prefetch(prompts->options->cache, prompt->keys, prompt->key_count);
-    }
     free(images);
     return status;
+}
+
+/* ---- hits ---- */
+
+/* A hit that is worth more than what is run again for it: where the prompt would begin then, and what it takes. */
+static bool find_hit(
+    const struct prompts *prompts, const struct prompt *prompt, int32_t blocks, struct restore *restore) {
+    const struct engine_options *options = prompts->options;
+    const struct replay exact = {.tail = prompts->tail};
+    const struct replay wanted = {.tail = prompts->tail, .bounded = options->bounded_replay};
+    int32_t tokens = blocks * options->space->block_tokens, tail_begin = prompt->tokens - prompts->tail;
+    if (tokens > prompt->tokens - 1)
+        tokens = prompt->tokens - 1;
+    restore->ids = prompt->request->token_ids;
+    restore->block_tokens = options->space->block_tokens;
+    restore->hit = tokens / 2 * 2;
+    restore->begin = sequence_replay_begin(options->model, restore->hit, tail_begin, &wanted);
+    restore->is_approximate =
+        restore->begin != sequence_replay_begin(options->model, restore->hit, tail_begin, &exact);
+    int32_t otherwise = prompt->from ? prompt->from->prompt.tokens : 0;
+    return restore->begin > otherwise;
+}
+
+/* Rows that the prompt will go on from are read while others run; those that it will not are left alone. */
+static void prefetch_hit(const struct prompts *prompts, const struct prompt *prompt) {
+    struct restore restore = {0};
+    struct cache *cache = prompts->options->cache;
+    int32_t blocks = prompt->keys ? cache_match(cache, prompt->keys, prompt->key_count) : 0;
+    if (blocks && find_hit(prompts, prompt, blocks, &restore))
+        cache_prefetch(cache, prompt->keys, blocks);
 }
 
 /* ---- admission ---- */
@@ -181,7 +209,9 @@ static enum result add_prefix(
         last = &(*last)->next;
     *last = prefix;
     prompts->deepest = prefix;
-    return make_keys(prompts, &prefix->prompt);
+    TRY(make_keys(prompts, &prefix->prompt));
+    prefetch_hit(prompts, &prefix->prompt);
+    return OK;
 }
 
 /* Tokens of the prefix at a branch, 0: it adds too little to the `held` ones. */
@@ -232,7 +262,9 @@ enum result prompts_admit(struct prompts *prompts, struct prompt *prompt, const 
     struct prefix *from = prompts_find(prompts, prompt->tokens, whole_blocks);
     go_on_from(prompt, from);
     prompts->left += prompt->tokens - (from ? from->prompt.tokens : 0);
-    return make_keys(prompts, prompt);
+    TRY(make_keys(prompts, prompt));
+    prefetch_hit(prompts, prompt);
+    return OK;
 }
 
 /* ---- the begin of a prompt ---- */
@@ -249,25 +281,6 @@ static int64_t count_images(const struct prompts *prompts, const struct prompt *
 static void begin_at(struct prompts *prompts, struct prompt *prompt, int32_t done) {
     prompt->done = done;
     prompt->embeddings_done = count_images(prompts, prompt, done);
-}
-
-/* A hit that is worth more than what is run again for it: where the prompt would begin then, and what it takes. */
-static bool find_hit(
-    const struct prompts *prompts, const struct prompt *prompt, int32_t blocks, struct restore *restore) {
-    const struct engine_options *options = prompts->options;
-    const struct replay exact = {.tail = prompts->tail};
-    const struct replay wanted = {.tail = prompts->tail, .bounded = options->bounded_replay};
-    int32_t tokens = blocks * options->space->block_tokens, tail_begin = prompt->tokens - prompts->tail;
-    if (tokens > prompt->tokens - 1)
-        tokens = prompt->tokens - 1;
-    restore->ids = prompt->request->token_ids;
-    restore->block_tokens = options->space->block_tokens;
-    restore->hit = tokens / 2 * 2;
-    restore->begin = sequence_replay_begin(options->model, restore->hit, tail_begin, &wanted);
-    restore->is_approximate =
-        restore->begin != sequence_replay_begin(options->model, restore->hit, tail_begin, &exact);
-    int32_t otherwise = prompt->from ? prompt->from->prompt.tokens : 0;
-    return restore->begin > otherwise;
 }
 
 /* Reads a hit's rows and makes the sequence: *restored false when they were not all there in the end and what there is does not
