@@ -360,7 +360,28 @@ def check_patterns():
     check(ended >= 0.8 * len(lines) and taken and refused, "few answers ended:", ended)
 
 
+def check_searches():
+    """`pattern` in a schema: a search in the string's value, with what JSON escapes."""
+    draw = random.Random(SEED + 2)
+    lines, wanted = [], []
+    for _ in range(PATTERNS):
+        start, end = draw.choice(["", "^"]), draw.choice(["", "$"])
+        body = "(?:" + pattern(draw, 2) + ")"
+        texts = ["".join(draw.choice("abcfoxz012-.é日😀\"\\\n\t ^]") for _ in range(draw.randrange(7))) for _ in range(16)]
+        schema = {"type": "string", "pattern": start + body + end}
+        lines.append({"schema": schema, "accept": [json.dumps(text, ensure_ascii=False) for text in texts]})
+        expression = re.compile(start + body + ("\\Z" if end else ""), re.ASCII)
+        wanted.append([bool(expression.search(text)) for text in texts])
+    found = 0
+    for line, answer, holds in zip(lines, try_texts(lines), wanted):
+        found += sum(holds)
+        check(answer.get("accept") == holds, "unlike re:", line, answer, holds)
+    print(f"searches: {len(lines)}, {found} of {16 * len(lines)} strings fit")
+    check(0.1 < found / (16 * len(lines)) < 0.9, "too few strings or too many fit")
+
+
 check_schemas()
+check_searches()
 check_tools()
 check_patterns()
 print("\n".join(failure[:1000] for failure in failures[:20]) or "all properties hold")
