@@ -30,7 +30,7 @@ def contents(folder):
     assert "3 requests, 2 refused (invalid_json_line 1, model_not_found 1)" in said, said
     assert "6 lines (1 blank)" in said and "odd_field=1" in said and "user" not in said, said
     with h5py.File(folder + "/campaign/requests.h5") as file:
-        assert attribute(file, "format") == "nocturne.requests" and file.attrs["format_version"] == 4
+        assert attribute(file, "format") == "nocturne.requests" and file.attrs["format_version"] == 5
         assert file.attrs["seed"] == 11 and file.attrs["lines"] == 6 and file.attrs["blank_lines"] == 1
         assert texts(file, "custom_id") == ["a", "\u00fc\"", "c"]
         assert texts(file, "input_files") == [one, two]
