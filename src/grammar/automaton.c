@@ -351,23 +351,32 @@ static enum result fresh_step(struct grammar *grammar, uint32_t number, unsigned
     return intern_found(automaton, next);
 }
 
+/* Bytes that no terminal of the set tells apart. */
+static enum result partition_of(struct grammar *grammar, const struct set *set, uint32_t *partition) {
+    uint32_t few[64] = {0}, *states = few, count = 0;
+    const struct configuration *all = configurations_of(grammar->automaton, set);
+    if (set->count > sizeof few / sizeof *few)
+        states = malloc(set->count * sizeof *states);
+    if (!states)
+        return out_of_memory();
+    for (uint32_t i = 0; i < set->count; i++)
+        if (!(all[i].state & TOKEN_FLAG))
+            states[count++] = all[i].state;
+    *partition = expression_partition_all(grammar->expressions, states, count);
+    if (states != few)
+        free(states);
+    return expressions_check(grammar->expressions);
+}
+
 enum result automaton_row(struct grammar *grammar, uint32_t number, uint32_t *row) {
     struct automaton *automaton = grammar->automaton;
     struct set *set = set_at(automaton, number);
     if (!set->row) {
-        struct expressions *expressions = grammar->expressions;
-        const struct configuration *all = configurations_of(automaton, set);
-        uint32_t partition = EXPRESSION_ALL_ALIKE, classes = 0;
-        for (uint32_t i = 0; i < set->count; i++)
-            if (!(all[i].state & TOKEN_FLAG))
-                partition =
-                    expression_meet(expressions, partition, expression_partition(expressions, all[i].state));
-        const uint8_t *class_of = expression_classes(expressions, partition, &classes);
-        TRY(expressions_check(expressions));
+        uint32_t classes = 0;
+        TRY(partition_of(grammar, set, &set->partition));
+        set->class_of = expression_classes(grammar->expressions, set->partition, &classes);
         TRY(array_grow(&automaton->rows, sizeof(uint32_t), classes));
         memset((uint32_t *)automaton->rows.data + automaton->rows.count, 0xFF, classes * sizeof(uint32_t));
-        set->partition = partition;
-        set->class_of = class_of;
         set->row = (uint32_t)automaton->rows.count + 1;
         automaton->rows.count += classes;
     }

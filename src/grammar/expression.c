@@ -52,9 +52,9 @@ struct expressions {
     enum result failure;
     const char *why;
     bool exploring;            /* rows of dead ends are being found out */
+    struct meet meets[MEETS_KEPT];
     uint64_t work, work_limit; /* spent, and how much may be; 0: any number */
     uint32_t *moved; /* of a collection: the new number of each node, UINT32_MAX where it is thrown away */
-    struct meet meets[MEETS_KEPT];
 };
 
 static struct node *node_at(const struct expressions *e, uint32_t a) {
@@ -732,38 +732,65 @@ static uint32_t intern_partition(struct expressions *e, const struct partition *
     return place;
 }
 
-/* Classes are numbered by first byte, so that equal partitions meet. */
-static uint32_t fresh_meet(struct expressions *e, uint32_t a, uint32_t b) {
-    expressions_spend(e, 30);
-    const struct partition *x = partition_at(e, a), *y = partition_at(e, b);
-    struct partition met = {.classes = 0};
-    uint16_t pairs[256] = {0};
-    unsigned last = 256, last_class = 0;
+/* Tells apart what `by` does, too. Classes are numbered by first byte, so that equal partitions meet. */
+static void refine(struct partition *met, const struct partition *by) {
+    enum { TABLE = 4096 };
+    uint16_t pairs[256], table[TABLE]; /* of pairs of classes: the new one + 1 */
+    uint32_t classes = 0, size = met->classes * by->classes;
+    if (by->classes == 1)
+        return;
+    if (size <= TABLE)
+        memset(table, 0, size * sizeof *table);
     for (unsigned byte = 0; byte < 256; byte++) {
-        uint16_t pair = (uint16_t)(x->class_of[byte] << 8 | y->class_of[byte]);
-        uint32_t class = 0;
-        if (last < 256 && pairs[last_class] == pair) /* often as the byte before it */
-            class = last_class;
-        while (class < met.classes && pairs[class] != pair)
+        uint16_t pair = (uint16_t)(met->class_of[byte] * by->classes + by->class_of[byte]);
+        uint32_t class = size <= TABLE && table[pair] ? table[pair] - 1u : 0;
+        while (size > TABLE && class < classes && pairs[class] != pair)
             class ++;
-        if (class == met.classes)
-            pairs[met.classes++] = pair;
-        met.class_of[byte] = (uint8_t) class;
-        last = byte;
-        last_class = class;
+        if (size > TABLE ? class == classes : !table[pair]) {
+            class = classes++;
+            pairs[class] = pair;
+            if (size <= TABLE)
+                table[pair] = (uint16_t)(class + 1);
+        }
+        met->class_of[byte] = (uint8_t) class;
     }
-    return intern_partition(e, &met);
+    met->classes = classes;
 }
 
-uint32_t expression_meet(struct expressions *e, uint32_t a, uint32_t b) {
+/* The partition that tells apart what one of two does. */
+static uint32_t meet(struct expressions *e, uint32_t a, uint32_t b) {
     if (a == b || b == EXPRESSION_ALL_ALIKE)
         return a;
     if (a == EXPRESSION_ALL_ALIKE)
         return b;
     struct meet *known = &e->meets[(a * 31 + b) % MEETS_KEPT];
-    if (known->a != a || known->b != b)
-        *known = (struct meet){a, b, fresh_meet(e, a, b)};
+    if (known->a != a || known->b != b) {
+        struct partition met = *partition_at(e, a);
+        refine(&met, partition_at(e, b));
+        *known = (struct meet){a, b, intern_partition(e, &met)};
+    }
     return known->met;
+}
+
+uint32_t expression_partition_all(struct expressions *e, const uint32_t *list, size_t count) {
+    enum { FEW = 6 };
+    struct partition met = {.classes = 1};
+    uint32_t first = EXPRESSION_ALL_ALIKE;
+    bool several = false;
+    expressions_spend(e, 5 * count);
+    for (size_t i = 0; count <= FEW && i < count; i++)
+        first = meet(e, first, expression_partition(e, list[i]));
+    if (count <= FEW)
+        return first;
+    for (size_t i = 0; i < count; i++) {
+        uint32_t next = expression_partition(e, list[i]);
+        if (next == first || next == EXPRESSION_ALL_ALIKE)
+            continue;
+        several = several || first != EXPRESSION_ALL_ALIKE;
+        first = first == EXPRESSION_ALL_ALIKE ? next : first;
+        refine(&met, partition_at(e, next));
+    }
+    return several ? intern_partition(e, &met) : first;
 }
 
 const uint8_t *expression_classes(const struct expressions *e, uint32_t partition, uint32_t *count) {
@@ -778,7 +805,6 @@ static bool in_set(const struct expressions *e, uint32_t set, unsigned byte) {
 
 static uint32_t fresh_partition(struct expressions *e, const struct node *node) {
     struct partition made = {.classes = 2};
-    uint32_t all = 1;
     switch ((enum kind)node->kind) {
     case NOTHING:
     case EMPTY:
@@ -793,14 +819,12 @@ static uint32_t fresh_partition(struct expressions *e, const struct node *node) 
         made.classes = 12;
         return intern_partition(e, &made);
     case CONCATENATION:
-        all = expression_partition(e, node->a);
-        return node_at(e, node->a)->nullable ? expression_meet(e, all, expression_partition(e, node->b))
-                                             : all;
+        return node_at(e, node->a)->nullable
+                   ? expression_partition_all(e, (const uint32_t[]){node->a, node->b}, 2)
+                   : expression_partition(e, node->a);
     case EITHER:
     case BOTH:
-        for (uint32_t i = 0; i < node->b; i++)
-            all = expression_meet(e, all, expression_partition(e, list_at(e, node->a)[i]));
-        return all;
+        return expression_partition_all(e, list_at(e, node->a), node->b);
     case COMPLEMENT:
     case REPEAT:
         return expression_partition(e, node->a);
@@ -892,6 +916,10 @@ static size_t row_of(struct expressions *e, uint32_t a) {
 }
 
 static uint32_t raw_derivative(struct expressions *e, uint32_t a, unsigned byte) {
+    const struct node *known = node_at(e, a),
+                      *head = known->kind == CONCATENATION ? node_at(e, known->a) : known;
+    if (head->kind == BYTES && e->failure == OK) /* most of all, and not worth a row */
+        return !in_set(e, head->a, byte) ? EXPRESSION_NOTHING : head == known ? EXPRESSION_EMPTY : known->b;
     size_t row = e->failure == OK ? row_of(e, a) : SIZE_MAX;
     if (row == SIZE_MAX)
         return EXPRESSION_FAILED;

@@ -79,8 +79,8 @@ uint32_t expression_within(
  * numbers. EXPRESSION_ALL_ALIKE: one class. After a failure, which sticks, they mean nothing. */
 enum { EXPRESSION_ALL_ALIKE = 1 };
 uint32_t expression_partition(struct expressions *expressions, uint32_t a);
-/* The coarsest partition that tells apart what one of the two does. */
-uint32_t expression_meet(struct expressions *expressions, uint32_t a, uint32_t b);
+/* The coarsest partition that tells apart what one of the expressions does. */
+uint32_t expression_partition_all(struct expressions *expressions, const uint32_t *list, size_t count);
 /* The class of each byte, valid as long as `expressions`; stores how many there are unless `count` is NULL. */
 const uint8_t *expression_classes(const struct expressions *expressions, uint32_t partition, uint32_t *count);
 
