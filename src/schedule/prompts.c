@@ -21,6 +21,18 @@ void prompts_begin(struct prompts *prompts, const struct engine_options *options
 
 /* ---- prefixes ---- */
 
+static int64_t shared_blocks(const struct prompts *prompts, const struct prefix *prefix) {
+    return prefix ? sequence_whole_blocks(prompts->options->model, prefix->prompt.tokens) : 0;
+}
+
+/* A prefix whose sequence is gone holds only what others share of it: whole blocks of its own. */
+static void keep_shared(struct prompts *prompts, struct prefix *prefix) {
+    const struct prefix *from = prefix->prompt.from;
+    int64_t shared = shared_blocks(prompts, prefix) - shared_blocks(prompts, from);
+    *prompts->reserved -= prefix->blocks - shared;
+    prefix->blocks = shared;
+}
+
 /* Frees prefixes that nobody will go on from, and gives back the blocks of those that nobody shares. */
 static void drop_unused(struct prompts *prompts) {
     struct model *model = prompts->options->model;
@@ -34,6 +46,7 @@ static void drop_unused(struct prompts *prompts) {
         }
         sequence_free(model, prefix->prompt.sequence);
         prefix->prompt.sequence = NULL;
+        keep_shared(prompts, prefix);
         if (prefix->users) {
             link = &prefix->next;
             continue;
@@ -83,10 +96,6 @@ static struct prefix *longest_below(const struct prompts *prompts, int32_t token
     while (prefix && prefix->prompt.tokens >= tokens)
         prefix = prefix->parent;
     return prefix;
-}
-
-static int64_t shared_blocks(const struct prompts *prompts, const struct prefix *prefix) {
-    return prefix ? sequence_whole_blocks(prompts->options->model, prefix->prompt.tokens) : 0;
 }
 
 struct prefix *prompts_find(const struct prompts *prompts, int32_t tokens, int64_t *blocks) {

@@ -40,7 +40,7 @@ struct prefix {
     bool is_open;    /* requests that share it may follow */
     int32_t waiting; /* prompts that will go on from it */
     int32_t users;   /* prompts, choices' sequences and prefixes that share its blocks */
-    int64_t blocks;  /* reserved */
+    int64_t blocks;  /* reserved: what its sequence takes, then what others share of it */
 };
 
 struct prompts {
