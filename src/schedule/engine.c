@@ -357,8 +357,7 @@ static void make_masks(const struct engine *engine) {
     if (!is_held)
         return;
     enum work_part before = stopwatch_switch(WORK_SAMPLING);
-#pragma omp parallel for num_threads(model_options(engine->options->model)->kernels->threads)                \
-    schedule(dynamic)
+#pragma omp parallel for num_threads(engine->options->ranks->threads) schedule(dynamic)
     for (int32_t i = 0; i < step->span_count; i++)
         for (int32_t k = 0; constraint_of(step, i, k); k++)
             constraint_make_mask(constraint_of(step, i, k));
