@@ -206,12 +206,21 @@ static void promote(struct cache *cache, int32_t slot, const struct cache_key *k
         (void)queue_put(cache, slot, &put); /* a full queue: it stays in the shared folder alone */
 }
 
+/* store_find, cut at an entry of another size: its payload would not fit its place. */
+static int32_t find_entries(const struct cache *cache, int tier, const struct cache_key *keys, int32_t count,
+    struct index_entry *entries) {
+    int32_t found = store_find(cache->stores[tier], keys, count, entries), fit = 0;
+    while (fit < found && entries[fit].bytes == cache->payload_bytes)
+        fit++;
+    return fit;
+}
+
 /* Brings leading keys from one tier into memory; returns how many. */
 static int32_t load_from(struct cache *cache, int tier, const struct cache_key *keys, int32_t count) {
     struct index_entry entries[RUN];
     uint8_t *payloads[RUN];
     int32_t slots[RUN], reserved = 0;
-    int32_t found = store_find(cache->stores[tier], keys, count < RUN ? count : RUN, entries);
+    int32_t found = find_entries(cache, tier, keys, count < RUN ? count : RUN, entries);
     for (; reserved < found; reserved++) {
         slots[reserved] = memory_reserve(cache->memory);
         if (slots[reserved] < 0)
@@ -519,7 +528,7 @@ static int32_t read_from(
     struct cache *cache, int tier, const struct cache_key *keys, int32_t count, uint8_t *payloads) {
     struct index_entry entries[RUN];
     uint8_t *places[RUN];
-    int32_t found = store_find(cache->stores[tier], keys, count, entries);
+    int32_t found = find_entries(cache, tier, keys, count, entries);
     for (int32_t i = 0; i < found; i++)
         places[i] = payloads + i * cache->payload_bytes;
     int32_t good = store_read(cache->stores[tier], keys, entries, found, places);

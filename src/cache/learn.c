@@ -163,7 +163,7 @@ static bool collect_record(void *context, int64_t offset, const struct segment_r
     struct learning *learning = context;
     learning->records[learning->count] = *record;
     learning->offsets[learning->count++] = offset;
-    if (learning->count == STORE_CHANGES)
+    if (learning->count == STORE_LEARNED)
         learning->status = learn_some(learning, offset + segment_stride(record->payload_bytes));
     return learning->status == OK;
 }
@@ -277,8 +277,8 @@ static void forget_gone(struct store *store, const struct known_segments *known)
 enum result store_learn(struct store *store) {
     struct known_segments known = {0};
     struct learning learning = {.store = store, .status = OK};
-    learning.records = malloc(STORE_CHANGES * sizeof *learning.records);
-    learning.offsets = malloc(STORE_CHANGES * sizeof *learning.offsets);
+    learning.records = malloc(STORE_LEARNED * sizeof *learning.records);
+    learning.offsets = malloc(STORE_LEARNED * sizeof *learning.offsets);
     enum result status = index_each_segment(store->index, collect_segment, &known);
     if (status == OK && (known.failed || !learning.records || !learning.offsets))
         status = fail(ERROR_MEMORY, "%s: no memory to read what it holds", store->folder);
@@ -367,8 +367,8 @@ static enum result open_locked(struct store *store) {
     if (lock == -1)
         return fail(ERROR_IO, "%s: another process has held %s for %d s", store->folder, name, LOCK_SECONDS);
     enum result status = open_index(store);
-    if (status == OK)
-        status = store_learn(store);
+    if (status == OK && store_learn(store) != OK) /* what the index knows already can be used */
+        store_report(store, store->folder, -1, failure_message());
     if (lock >= 0)
         close(lock);
     return status;

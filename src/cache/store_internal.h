@@ -14,6 +14,7 @@ enum {
     STORE_MOST_FORGOTTEN = 1024, /* between two settlings */
     STORE_MOST_USES = 16384,     /* between two settlings; further ones are not counted */
     STORE_CHANGES = 4096,        /* of the index, in one go */
+    STORE_LEARNED = 16384,       /* at once: keys lie anywhere, so few go through most pages as many do */
     STORE_LOUD_REPORTS = 5,      /* warnings in full; later ones are counted */
 };
 
