@@ -17,7 +17,7 @@ enum { HEIGHT_LIMIT = 256 };
 struct node {
     uint8_t kind, nullable, liveness;
     bool plain;  /* no BOTH, COMPLEMENT or MULTIPLE within: not empty unless it is NOTHING */
-    bool counts; /* a repetition, or a concatenation with one */
+    bool counts; /* has a repetition within */
     uint32_t a, b;
     int32_t least, most;
     uint32_t height;    /* calls within calls that a derivative takes */
@@ -51,7 +51,7 @@ struct expressions {
     size_t bucket_count, partition_bucket_count;
     enum result failure;
     const char *why;
-    bool exploring;            /* rows of dead ends are being found out */
+    bool exploring; /* rows of dead ends are being found out */
     struct meet meets[MEETS_KEPT];
     uint64_t work, work_limit; /* spent, and how much may be; 0: any number */
     uint32_t *moved; /* of a collection: the new number of each node, UINT32_MAX where it is thrown away */
@@ -495,6 +495,7 @@ static uint32_t finish_list(struct expressions *e, enum kind kind, size_t start)
         node.nullable =
             kind == EITHER ? node.nullable || member->nullable : node.nullable && member->nullable;
         node.plain = node.plain && member->plain;
+        node.counts = node.counts || member->counts;
         list[kept++] = list[i];
     }
     if (kept == 0 || (kind == BOTH && nothing)) {
@@ -1084,7 +1085,7 @@ static uint32_t reduce_repeat(struct expressions *e, const struct node *node, co
 /* Parts behind so many others are left as they are, which is as right, for the sake of the stack. */
 static uint32_t reduce(struct expressions *e, uint32_t a, const struct within *within, int parts) {
     enum { PARTS = 512, ALTERNATIVES = 32 };
-    if (a == EXPRESSION_FAILED || !node_at(e, a)->plain || parts == PARTS)
+    if (a == EXPRESSION_FAILED || !node_at(e, a)->plain || !node_at(e, a)->counts || parts == PARTS)
         return a;
     struct node node = *node_at(e, a);
     if (node.kind == CONCATENATION)

@@ -65,7 +65,8 @@ static enum result leave_place(struct grammar *grammar, struct text_search *sear
     TRY(automaton_row(grammar, place.set, &row));
     const uint8_t *class_of = set_at(grammar->automaton, place.set)->class_of;
     memset(told, TEXT_OVER, sizeof told);
-    for (unsigned byte = ' '; byte <= 0xF4 && !search->full; byte++) {
+    unsigned last = search->text->last[place.state];
+    for (unsigned byte = search->text->first[place.state]; byte <= last && !search->full; byte++) {
         unsigned state = step[byte];
         if (state == TEXT_OVER || told[class_of[byte]] == state)
             continue;

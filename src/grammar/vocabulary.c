@@ -170,6 +170,17 @@ static void describe(struct text_class *text, enum text_kind kind) {
     }
 }
 
+static void find_bounds(struct text_class *text) {
+    for (unsigned state = 0; state < TEXT_STATES; state++) {
+        text->first[state] = 0xFF;
+        for (unsigned byte = 0; byte < 256; byte++)
+            if (text->step[state][byte] != TEXT_OVER) {
+                text->first[state] = (uint8_t)(text->first[state] < byte ? text->first[state] : byte);
+                text->last[state] = (uint8_t)byte;
+            }
+    }
+}
+
 const uint64_t *vocabulary_mask(const struct grammar_vocabulary *vocabulary, uint32_t base) {
     const struct text_class *text = &vocabulary->classes[base / (TEXT_CHARACTERS + 1)];
     return text->masks + base % (TEXT_CHARACTERS + 1) * vocabulary->words;
@@ -245,6 +256,7 @@ static enum result build_class(
     struct grammar_vocabulary *vocabulary, enum text_kind kind, struct filed_token *token) {
     struct text_class *text = &vocabulary->classes[kind];
     describe(text, kind);
+    find_bounds(text);
     text->characters = malloc(vocabulary->ranks + 1);
     text->long_ranks = malloc((vocabulary->ranks + 1) * sizeof *text->long_ranks);
     text->heights = calloc(vocabulary->nodes + 1, 1);

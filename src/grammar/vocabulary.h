@@ -31,9 +31,10 @@ enum { TEXT_CHARACTERS = 15, LONG_TOKEN = 254, OF_OTHER_KIND = 255 };
 enum { TEXT_START, TEXT_BEGUN, TEXT_STATES = 8, TEXT_OVER = TEXT_STATES };
 
 struct text_class {
-    uint8_t step[TEXT_STATES][256]; /* the state behind a byte, or TEXT_OVER */
-    unsigned goes_on;               /* TEXT_START or TEXT_BEGUN: the state of one or more whole characters */
-    uint8_t *characters;            /* of each rank: up to TEXT_CHARACTERS, LONG_TOKEN or OF_OTHER_KIND */
+    uint8_t step[TEXT_STATES][256];                /* the state behind a byte, or TEXT_OVER */
+    uint8_t first[TEXT_STATES], last[TEXT_STATES]; /* the bytes that go on lie between these */
+    unsigned goes_on;    /* TEXT_START or TEXT_BEGUN: the state of one or more whole characters */
+    uint8_t *characters; /* of each rank: up to TEXT_CHARACTERS, LONG_TOKEN or OF_OTHER_KIND */
     uint8_t *heights; /* of a node at the end of a character of such a text: the most characters of the kind's
                             tokens, not long, below it; 0: none, or no such node */
     uint64_t *special;   /* bits: nodes that lead to tokens of other kinds */
