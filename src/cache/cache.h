@@ -57,13 +57,13 @@ struct cache_options {
     int64_t memory_bytes, local_bytes, shared_bytes; /* limits of the tiers */
     double keep_hours[CACHE_TRAFFIC_KINDS];          /* 0: the defaults (72; 72; 168) */
     enum cache_eviction eviction;
-    int32_t rank; /* for messages and names of files */
 };
 
 struct cache;
 
-/* ERROR_USAGE for limits or sizes that make no sense, ERROR_IO when a folder cannot be made. A damaged index is
- * set aside and rebuilt from the segments, with a warning. */
+/* ERROR_USAGE for limits or sizes that make no sense, ERROR_IO when a folder cannot be made, ERROR_MEMORY. A folder that
+ * cannot be used for another reason is left out, and a damaged index is set aside and rebuilt from the segments, both with a
+ * warning. */
 MUST_CHECK enum result cache_open(const struct cache_options *options, struct cache **cache);
 /* Waits for the puts on their way (their bytes are down and visible then), and frees all. NULL is allowed. */
 void cache_close(struct cache *cache);
@@ -75,7 +75,7 @@ int32_t cache_match(struct cache *cache, const struct cache_key *keys, int32_t c
 void cache_prefetch(struct cache *cache, const struct cache_key *keys, int32_t count);
 
 /* Copies the payloads of keys in order to payloads [count, payload_bytes], until one is missing or damaged: *found were
- * copied. Waits for reads on their way. */
+ * copied. Waits for reads on their way, and reads files itself for what nobody asked to be brought into memory. Always OK. */
 MUST_CHECK enum result cache_get(
     struct cache *cache, const struct cache_key *keys, int32_t count, void *payloads, int32_t *found);
 
@@ -85,7 +85,8 @@ struct cache_entry {
     float cost_seconds;  /* of computing it again */
 };
 
-/* Takes a copy of a payload and returns at once. Keys that are known already only count as used. */
+/* Takes a copy of a payload and returns at once. Keys that are known already only count as used; those that a file tier
+ * lacks go there. */
 void cache_put(
     struct cache *cache, const struct cache_key *key, const struct cache_entry *entry, const void *payload);
 
@@ -97,7 +98,7 @@ enum cache_tier { CACHE_TIER_MEMORY, CACHE_TIER_LOCAL, CACHE_TIER_SHARED, CACHE_
 struct cache_counts {
     struct {
         int64_t entries, bytes; /* now */
-        int64_t hits;           /* blocks that cache_get copied from this tier first */
+        int64_t hits;           /* blocks found here by cache_get, or brought from here before it came */
         int64_t written, read;  /* bytes, by this process */
         int64_t evicted;        /* entries, by this process */
     } tiers[CACHE_TIERS];

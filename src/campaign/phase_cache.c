@@ -155,8 +155,7 @@ enum result phase_cache_open(const struct phase_cache_options *options, const st
         .memory_bytes = options->memory_limit,
         .local_bytes = options->local_limit,
         .shared_bytes = options->shared_limit,
-        .eviction = (enum cache_eviction)options->eviction,
-        .rank = launch->ranks.rank};
+        .eviction = (enum cache_eviction)options->eviction};
     memcpy(made.keep_hours, options->keep_hours, sizeof made.keep_hours);
     return cache_open(&made, &cache->cache);
 }
