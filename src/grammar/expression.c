@@ -995,6 +995,40 @@ static enum liveness explore(struct expressions *e, uint32_t a) {
     return found;
 }
 
+/* Adds an expression that is met for the first time; false without memory. */
+static bool meet_state(struct expressions *e, struct pool *met, struct pool *states, uint32_t a) {
+    if (a == EXPRESSION_NOTHING)
+        return true;
+    if (a >= met->count && pool_add(e, met, a + 1 - met->count) == SIZE_MAX)
+        return false;
+    if (((uint8_t *)met->data)[a])
+        return true;
+    ((uint8_t *)met->data)[a] = 1;
+    size_t place = pool_add(e, states, 1);
+    if (place == SIZE_MAX)
+        return false;
+    ((uint32_t *)states->data)[place] = a;
+    return true;
+}
+
+bool expression_has_states(struct expressions *e, uint32_t a, size_t most) {
+    struct pool met = {.item = sizeof(uint8_t)}, states = {.item = sizeof(uint32_t)};
+    bool fine = a != EXPRESSION_FAILED && meet_state(e, &met, &states, a);
+    for (size_t i = 0; fine && i < states.count && states.count <= most; i++) {
+        uint32_t at = ((uint32_t *)states.data)[i];
+        uint32_t classes = partition_at(e, expression_partition(e, at))->classes;
+        for (uint32_t class = 0; fine && class < classes; class ++) {
+            uint32_t next = class_derivative(e, at, class);
+            fine = next != EXPRESSION_FAILED && meet_state(e, &met, &states, next);
+        }
+        expressions_spend(e, classes);
+    }
+    fine = fine && states.count <= most;
+    free(met.data);
+    free(states.data);
+    return fine;
+}
+
 bool expression_is_empty(struct expressions *e, uint32_t a) {
     if (a == EXPRESSION_FAILED || a == EXPRESSION_NOTHING)
         return true;

@@ -64,6 +64,8 @@ uint32_t expression_multiple(struct expressions *expressions, uint32_t modulus, 
 bool expression_nullable(const struct expressions *expressions, uint32_t a);
 /* EXPRESSION_NOTHING when no text of `a` starts with `byte`. */
 uint32_t expression_derivative(struct expressions *expressions, uint32_t a, unsigned char byte);
+/* Whether the derivatives of `a` by any texts are at most so many: then no search among them takes long. */
+bool expression_has_states(struct expressions *expressions, uint32_t a, size_t most);
 /* Whether `a` has no text; true, too, when the search exceeds its limit (then expressions_check fails). */
 bool expression_is_empty(struct expressions *expressions, uint32_t a);
 /* How often a repetition can begin anew in a row at most: its texts are made of `bytes` (256 flags) and have at least

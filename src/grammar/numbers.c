@@ -196,6 +196,18 @@ static uint64_t greatest_common_divisor(uint64_t a, uint64_t b) {
     return a;
 }
 
+/* Digits (`some`) of a multiple of the modulus. Those of M * 10^z are the digits of a multiple of M and z zeros, or all
+ * zeros: far fewer states than remainders. */
+static uint32_t whole_multiple(struct expressions *e, uint64_t modulus, uint32_t some) {
+    int32_t count = 0;
+    for (; modulus % 10 == 0; modulus /= 10)
+        count++;
+    uint32_t list[] = {expression_multiple(e, (uint32_t)modulus, 0), some}, zero = expression_byte(e, '0');
+    uint32_t fits =
+        expression_concatenate(e, expression_both(e, list, 2), expression_repeat(e, zero, count, count));
+    return count ? either(e, fits, expression_repeat(e, zero, 1, -1)) : fits;
+}
+
 /* Multiples of D / 10^k: with j <= k digits behind the point the digits are a multiple of D / gcd(D,
  * 10^(k-j)); further digits are zeros. */
 static bool multiple_expression(struct expressions *e, const struct decimal *divisor, uint32_t *expression) {
@@ -210,13 +222,13 @@ static bool multiple_expression(struct expressions *e, const struct decimal *div
     *expression = EXPRESSION_NOTHING;
     for (int j = divisor->decimals; j >= 0; j--, power *= 10) {
         uint64_t modulus = scaled / greatest_common_divisor(scaled, power);
-        uint32_t shape =
-            j == 0
-                ? some
-                : expression_concatenate(e, some,
-                      expression_concatenate(e, expression_byte(e, '.'), expression_repeat(e, digit, j, j)));
-        uint32_t list[] = {expression_multiple(e, (uint32_t)modulus, 0), shape};
-        uint32_t fits = expression_both(e, list, 2);
+        uint32_t fits = j == 0 ? whole_multiple(e, modulus, some) : EXPRESSION_NOTHING;
+        if (j > 0) {
+            uint32_t shape = expression_concatenate(e, some,
+                expression_concatenate(e, expression_byte(e, '.'), expression_repeat(e, digit, j, j)));
+            uint32_t list[] = {expression_multiple(e, (uint32_t)modulus, 0), shape};
+            fits = expression_both(e, list, 2);
+        }
         if (j == divisor->decimals) {
             uint32_t more = j == 0 ? expression_concatenate(e, expression_byte(e, '.'),
                                          expression_repeat(e, expression_byte(e, '0'), 1, -1))

@@ -20,6 +20,7 @@ enum {
     NESTING_LIMIT = 256,
     PATTERNS_LIMIT = 6,
     GRID_LIMIT = 200000,
+    NUMBER_STATES = 20000,
     BOUNDS_LIMIT = 64,
     DISJOINT_DEPTH = 4
 };
@@ -505,8 +506,15 @@ static enum result numbers_expression(
     }
     if (status == OK && !number_expression(compiler->expressions, &read->bounds, expression))
         status = refuse(compiler, first_schema(shape), "'multipleOf' has too many digits");
+    bool divided = read->bounds.divisor_count > 0;
     free(read);
     TRY(status);
+    if (divided && !expression_has_states(compiler->expressions, *expression, NUMBER_STATES)) {
+        TRY(expressions_check(compiler->expressions));
+        return refuse(compiler, first_schema(shape),
+            "'multipleOf' with these bounds has too many remainders to follow; a divisor of fewer digits, "
+            "zeros at its end aside, has fewer");
+    }
     bool empty = expression_is_empty(compiler->expressions, *expression);
     TRY(expressions_check(compiler->expressions));
     if (empty) {
