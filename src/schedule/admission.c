@@ -8,7 +8,11 @@
 #include <stdlib.h> /* calloc */
 #include <string.h> /* memcpy, memmove */
 
-enum { READS_A_STEP = 64 };
+enum {
+    READS_A_STEP = 64,
+    MOST_STEPS_AHEAD =
+        16, /* of prompts admitted in prefill, by tokens: what is admitted cannot move to other ranks */
+};
 
 void admission_begin(struct admission *admission, const struct engine_options *options,
     const struct engine_source *source, const struct engine_sink *sink, struct engine_counts *counts) {
@@ -301,7 +305,8 @@ static bool has_room(struct admission *admission, const struct active_request *a
     if (is_prompt && waits_for_prefixes(admission, active))
         return false;
     if (options->phase == ENGINE_PREFILL)
-        return !fills_step(admission);
+        return !fills_step(admission) &&
+               admission->prompts.left < (int64_t)MOST_STEPS_AHEAD * options->step_tokens;
     return admission->choices + active->choice_count <= options->batch;
 }
 
