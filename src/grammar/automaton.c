@@ -86,37 +86,32 @@ static void begin_closure(struct automaton *automaton) {
     automaton->accepting = false;
     automaton->visited_count = 0;
     if (++automaton->closures == 0) {
-        memset(automaton->visited_in, 0, automaton->visited_capacity * sizeof *automaton->visited_in);
+        memset(automaton->visited, 0, automaton->visited_capacity * sizeof *automaton->visited);
         automaton->closures = 1;
     }
 }
 
-static size_t visited_place(const struct automaton *automaton, uint64_t key) {
-    size_t place = mix(0, key) & (automaton->visited_capacity - 1);
-    while (automaton->visited_in[place] == automaton->closures && automaton->visited[place] != key)
-        place = (place + 1) & (automaton->visited_capacity - 1);
-    return place;
+/* The place of the key in a table of visits, or a free one for it. */
+static struct visit *visit_of(struct visit *table, size_t capacity, uint32_t closure, uint64_t key) {
+    size_t place = mix(0, key) & (capacity - 1);
+    while (table[place].closure == closure && table[place].key != key)
+        place = (place + 1) & (capacity - 1);
+    return &table[place];
 }
 
 static enum result grow_visited(struct automaton *automaton) {
-    struct automaton grown = *automaton;
-    grown.visited_capacity = automaton->visited_capacity ? automaton->visited_capacity * 2 : 64;
-    grown.visited = malloc(grown.visited_capacity * sizeof *grown.visited);
-    grown.visited_in = calloc(grown.visited_capacity, sizeof *grown.visited_in);
-    if (!grown.visited || !grown.visited_in) {
-        free(grown.visited);
-        free(grown.visited_in);
+    size_t capacity = automaton->visited_capacity ? automaton->visited_capacity * 2 : 64;
+    struct visit *table = calloc(capacity, sizeof *table);
+    if (!table)
         return out_of_memory();
+    for (size_t i = 0; i < automaton->visited_capacity; i++) {
+        struct visit visit = automaton->visited[i];
+        if (visit.closure == automaton->closures)
+            *visit_of(table, capacity, visit.closure, visit.key) = visit;
     }
-    for (size_t i = 0; i < automaton->visited_capacity; i++)
-        if (automaton->visited_in[i] == automaton->closures) {
-            size_t place = visited_place(&grown, automaton->visited[i]);
-            grown.visited[place] = automaton->visited[i];
-            grown.visited_in[place] = automaton->closures;
-        }
     free(automaton->visited);
-    free(automaton->visited_in);
-    *automaton = grown;
+    automaton->visited = table;
+    automaton->visited_capacity = capacity;
     return OK;
 }
 
@@ -125,10 +120,9 @@ static enum result first_visit(struct automaton *automaton, uint32_t node, uint3
     if (automaton->visited_count * 2 >= automaton->visited_capacity)
         TRY(grow_visited(automaton));
     uint64_t key = (uint64_t)node << 32 | frame;
-    size_t place = visited_place(automaton, key);
-    *first = automaton->visited_in[place] != automaton->closures;
-    automaton->visited[place] = key;
-    automaton->visited_in[place] = automaton->closures;
+    struct visit *visit = visit_of(automaton->visited, automaton->visited_capacity, automaton->closures, key);
+    *first = visit->closure != automaton->closures;
+    *visit = (struct visit){key, automaton->closures};
     automaton->visited_count += *first;
     if (automaton->visited_count > CLOSURE_LIMIT)
         return fail(ERROR_INPUT, "the grammar is too ambiguous: more than %d ways to go on", CLOSURE_LIMIT);
@@ -475,7 +469,6 @@ void automaton_free(struct automaton *automaton) {
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
         free(arrays[i]->data);
     free(automaton->visited);
-    free(automaton->visited_in);
     free(automaton->frame_buckets);
     free(automaton->set_buckets);
     free(automaton->scratch);
@@ -489,7 +482,7 @@ size_t automaton_bytes(const struct automaton *automaton) {
            automaton->sets.capacity * sizeof(struct set) +
            (automaton->configurations.capacity + automaton->found.capacity) * sizeof(struct configuration) +
            automaton->rows.capacity * sizeof(uint32_t) + automaton->work.capacity * sizeof(struct work) +
-           automaton->visited_capacity * (sizeof *automaton->visited + sizeof *automaton->visited_in) +
+           automaton->visited_capacity * sizeof *automaton->visited +
            (automaton->frame_bucket_count + automaton->set_bucket_count) * sizeof(uint32_t) +
            masks_bytes(automaton);
 }

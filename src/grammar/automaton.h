@@ -53,6 +53,12 @@ struct work {
     uint32_t node, frame, depth;
 };
 
+/* A node and a frame that a closure has met. */
+struct visit {
+    uint64_t key;
+    uint32_t closure; /* the last one that did */
+};
+
 /* A mask as the tokens in which it differs from a ready one. */
 struct kept_mask {
     uint32_t set;  /* DEAD_SET: a free place */
@@ -67,8 +73,7 @@ struct automaton {
     const struct grammar_vocabulary *vocabulary;
     struct array frames, sets, configurations, rows; /* kept */
     struct array work, found;                        /* of the closure being made */
-    uint64_t *visited;                               /* hash table of node and frame */
-    uint32_t *visited_in;                            /* in which closure */
+    struct visit *visited;                           /* hash table */
     uint32_t closures;
     size_t visited_capacity, visited_count;
     uint32_t *frame_buckets, *set_buckets;
