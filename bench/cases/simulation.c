@@ -6,6 +6,7 @@
 
 enum {
     READS_A_STEP = 64,     /* as in schedule/admission.c */
+    MOST_STEPS_AHEAD = 16, /* there, too */
     STEPS_AFTER_NONE = 16, /* without another try, as in schedule/engine.c */
     LEAST_SHARED = 32      /* tokens between beginnings that are kept, as in schedule/prompts.c */
 };
@@ -189,7 +190,7 @@ static bool fills_step(const struct world *w, const struct rank *rank) {
 
 static bool has_room(const struct world *w, const struct rank *rank) {
     if (w->s->phase == SIMULATED_PREFILL)
-        return !fills_step(w, rank);
+        return !fills_step(w, rank) && rank->prompt_left < (int64_t)MOST_STEPS_AHEAD * w->s->step_tokens;
     return rank->prompts + rank->sequence_count < w->s->batch;
 }
 
