@@ -97,13 +97,13 @@ enum result grammar_matcher_fork(const struct grammar_matcher *matcher, struct g
 void grammar_matcher_free(struct grammar_matcher *matcher) {
     if (!matcher)
         return;
+    lock(matcher); /* its neighbours write its link */
     if (matcher->link) {
-        lock(matcher);
         *matcher->link = matcher->next;
         if (matcher->next)
             matcher->next->link = matcher->link;
-        unlock(matcher);
     }
+    unlock(matcher);
     free(matcher->history);
     free(matcher);
 }
