@@ -21,7 +21,8 @@
 enum {
     SEGMENTS_OF_LIMIT = 16, /* at least so many in a full folder, so that giving room back moves little */
     MAP_SHARE = 32,         /* of the limit is enough for the index of the smallest blocks */
-    LOCK_SECONDS = 120,
+    LOCK_SECONDS = 300,
+    OPEN_LEARN_SECONDS = 60,
     UNFINISHED_SECONDS = 600,
     LOCK_POLL_MICROSECONDS = 20000,
 };
@@ -105,6 +106,8 @@ struct learning {
     uint32_t number;
     enum result status;
     int64_t entries; /* added */
+    double deadline; /* on the clock of the day: later segments are left for another time */
+    bool complete;
 };
 
 /* When a learned entry was used is known to its own host only: at best it has half of its time left. */
@@ -241,6 +244,10 @@ static enum result learn_folder(struct learning *learning, struct known_segments
             remove_unfinished(store, item->d_name);
             continue;
         }
+        if (wall_clock() > learning->deadline) {
+            learning->complete = false;
+            break;
+        }
         memcpy(key.segment.name, item->d_name, strlen(item->d_name) + 1);
         if (known->count > 0)
             found = bsearch(&key, known->items, (size_t)known->count, sizeof key, by_name);
@@ -274,9 +281,10 @@ static void forget_gone(struct store *store, const struct known_segments *known)
         store_report(store, store->folder, -1, what);
 }
 
-enum result store_learn(struct store *store) {
+enum result store_learn(struct store *store, double seconds) {
     struct known_segments known = {0};
-    struct learning learning = {.store = store, .status = OK};
+    struct learning learning = {
+        .store = store, .status = OK, .complete = true, .deadline = wall_clock() + seconds};
     learning.records = malloc(STORE_LEARNED * sizeof *learning.records);
     learning.offsets = malloc(STORE_LEARNED * sizeof *learning.offsets);
     enum result status = index_each_segment(store->index, collect_segment, &known);
@@ -287,11 +295,12 @@ enum result store_learn(struct store *store) {
             qsort(known.items, (size_t)known.count, sizeof *known.items, by_name);
         status = learn_folder(&learning, &known);
     }
-    if (status == OK)
+    if (status == OK && learning.complete)
         forget_gone(store, &known);
     if (learning.entries > 0)
-        log_verbose("prefix cache %s: %lld blocks of segments that are new to this host's index",
-            store->folder, (long long)learning.entries);
+        log_verbose("prefix cache %s: %lld blocks of segments that are new to this host's index%s",
+            store->folder, (long long)learning.entries, learning.complete ? "" : "; more is learned later");
+    store->next_learning = wall_clock() + STORE_LEARN_AGAIN;
     free(known.items);
     free(learning.records);
     free(learning.offsets);
@@ -360,15 +369,22 @@ static enum result open_index(struct store *store) {
     return index_open(store->index_path, map, &store->index);
 }
 
+/* Processes of a host that start together wait for each other here: the first one learns, and those that have waited for it do not
+ * make others wait as long again. */
+static double seconds_to_learn(double waited) {
+    return waited < 1 ? OPEN_LEARN_SECONDS : waited < OPEN_LEARN_SECONDS / 2 ? 1 : 0;
+}
+
 static enum result open_locked(struct store *store) {
     char name[STORE_HOST_BYTES + 16];
+    double begin = wall_clock();
     snprintf(name, sizeof name, "index-%s.lock", store->host);
     int lock = store_lock(store, name, LOCK_SECONDS);
     if (lock == -1)
         return fail(ERROR_IO, "%s: another process has held %s for %d s", store->folder, name, LOCK_SECONDS);
     enum result status = open_index(store);
-    if (status == OK && store_learn(store) != OK) /* what the index knows already can be used */
-        store_report(store, store->folder, -1, failure_message());
+    if (status == OK && store_learn(store, seconds_to_learn(wall_clock() - begin)) != OK)
+        store_report(store, store->folder, -1, failure_message()); /* what the index knows can be used */
     if (lock >= 0)
         close(lock);
     return status;

@@ -5,7 +5,8 @@
  *     FOLDER/index-HOST/                        where they lie (index.h); of no use to other hosts
  *     FOLDER/index-HOST.lock, upkeep.lock       held while an index is opened, while segments are removed
  *
- * An entry becomes visible after its bytes are down. What other hosts wrote is learned at open and when room is short. Each
+ * An entry becomes visible after its bytes are down. What other hosts wrote is learned at open and at each
+ * upkeep. Each
  * file may vanish, be cut or be damaged at any time: that is a miss, with a warning.
  *
  * store_find, store_read, store_use and store_counts may be called by any thread; the others by one. No lock is

@@ -13,6 +13,7 @@ enum {
     STORE_OPEN_FILES = 64,
     STORE_MOST_FORGOTTEN = 1024, /* between two settlings */
     STORE_MOST_USES = 16384,     /* between two settlings; further ones are not counted */
+    STORE_LEARN_AGAIN = 300,     /* seconds, unless room is short */
     STORE_CHANGES = 4096,        /* of the index, in one go */
     STORE_LEARNED = 16384,       /* at once: keys lie anywhere, so few go through most pages as many do */
     STORE_LOUD_REPORTS = 5,      /* warnings in full; later ones are counted */
@@ -61,7 +62,7 @@ struct store {
     int32_t next_name;
     int64_t segment_bytes; /* a segment takes no more records past this size */
     double quiet_until;    /* after a failed write, on the clock of the day */
-    double next_upkeep;
+    double next_upkeep, next_learning;
 
     _Atomic int64_t bytes, written, read, evicted, damaged;
     _Atomic int32_t reports;
@@ -91,8 +92,8 @@ MUST_CHECK enum result store_remove_segment(struct store *store, uint32_t number
 /* Closes a segment that was open for reading, unless it is being read. */
 void store_drop_file(struct store *store, uint32_t number);
 
-/* Reads what the segments hold that the index does not know, and forgets segments that are gone. */
-MUST_CHECK enum result store_learn(struct store *store);
+/* Reads what the segments hold that the index does not know, for about `seconds`, and forgets segments that are gone. */
+MUST_CHECK enum result store_learn(struct store *store, double seconds);
 
 /* Sums the sizes of all segment files. */
 int64_t store_measure(const struct store *store);

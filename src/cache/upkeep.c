@@ -20,7 +20,8 @@ enum {
     UPKEEP_SECONDS = 600,  /* between upkeeps without need */
     MOVE_BYTES = 16 << 20, /* of payloads moved in one go */
     INDEX_LOCK_SECONDS = 2,
-    MOST_ROUNDS = 8, /* of removing until there is room */
+    LEARN_SECONDS = 5, /* at a time: puts wait */
+    MOST_ROUNDS = 8,   /* of removing until there is room */
 };
 
 static const double evict_down_to = 0.9; /* of the limit, so that evictions come seldom and in numbers */
@@ -345,7 +346,7 @@ static enum result learn_others(struct store *store) {
     int lock = store_lock(store, name, INDEX_LOCK_SECONDS);
     if (lock == -1)
         return OK; /* another process of the host does it now */
-    enum result status = store_learn(store);
+    enum result status = store_learn(store, LEARN_SECONDS);
     if (lock >= 0)
         close(lock);
     return status;
@@ -356,9 +357,11 @@ static enum result keep_up(struct store *store, int64_t most) {
     int64_t bytes = store_measure(store), target = (int64_t)(evict_down_to * (double)most);
     bool full = bytes > most;
     index_clear_stale_readers(store->index);
-    if (full)
-        TRY(learn_others(store));
     store_settle(store);
+    if (full || wall_clock() >= store->next_learning) {
+        TRY(learn_others(store));
+        store_settle(store); /* segments that are gone */
+    }
     if (full) {
         store_seal(store); /* its dead records can be given back, too */
         remove_old_strangers(store);
