@@ -372,7 +372,7 @@ static enum result open_index(struct store *store) {
 /* Processes of a host that start together wait for each other here: the first one learns, and those that have waited for it do not
  * make others wait as long again. */
 static double seconds_to_learn(double waited) {
-    return waited < 1 ? OPEN_LEARN_SECONDS : waited < OPEN_LEARN_SECONDS / 2 ? 1 : 0;
+    return waited < 1 ? OPEN_LEARN_SECONDS : waited < OPEN_LEARN_SECONDS / 2.0 ? 1 : 0;
 }
 
 static enum result open_locked(struct store *store) {
