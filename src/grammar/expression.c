@@ -774,7 +774,8 @@ static uint32_t meet(struct expressions *e, uint32_t a, uint32_t b) {
 }
 
 uint32_t expression_partition_all(struct expressions *e, const uint32_t *list, size_t count) {
-    enum { FEW = 6 };
+    enum { FEW = 6, SEEN = 16 };
+    uint32_t seen[SEEN] = {0}; /* that were taken into account lately */
     struct partition met = {.classes = 1};
     uint32_t first = EXPRESSION_ALL_ALIKE;
     bool several = false;
@@ -785,8 +786,9 @@ uint32_t expression_partition_all(struct expressions *e, const uint32_t *list, s
         return first;
     for (size_t i = 0; i < count; i++) {
         uint32_t next = expression_partition(e, list[i]);
-        if (next == first || next == EXPRESSION_ALL_ALIKE)
+        if (next == EXPRESSION_ALL_ALIKE || seen[next % SEEN] == next)
             continue;
+        seen[next % SEEN] = next;
         several = several || first != EXPRESSION_ALL_ALIKE;
         first = first == EXPRESSION_ALL_ALIKE ? next : first;
         refine(&met, partition_at(e, next));

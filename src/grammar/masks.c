@@ -6,7 +6,14 @@
 #include <stdlib.h> /* calloc, malloc, free */
 #include <string.h> /* memcpy, memset */
 
-enum { RANGES = 256, GAP_GOES_ON = 0xFFFF, FILTER_FROM = 48, PLACES_LIMIT = 1024, SPARE_WORDS = 32 };
+enum {
+    RANGES = 256,
+    GAP_GOES_ON = 0xFFFF,
+    FILTER_FROM = 48,
+    PLACES_LIMIT = 1024,
+    CONFIGURATIONS_LIMIT = 8192,
+    SPARE_WORDS = 32
+};
 static const uint32_t WRITTEN_OUT = UINT32_MAX; /* a kept mask without a base */
 /* Of kept masks of one grammar; the least recently used goes first. */
 static const size_t MASKS_BYTES_LIMIT = (size_t)256 << 10;
@@ -32,8 +39,8 @@ struct text_search {
     const struct text_class *text;
     struct text_place places[PLACES_LIMIT];
     uint16_t table[2 * PLACES_LIMIT]; /* hash table of places, + 1 */
-    uint32_t count;
-    bool met_again; /* a place was reached by texts of different lengths */
+    uint32_t count, configurations;   /* configurations: of all sets that were left */
+    bool met_again;                   /* a place was reached by texts of different lengths */
     bool full, lives, dies;
 };
 
@@ -62,6 +69,8 @@ static enum result leave_place(struct grammar *grammar, struct text_search *sear
     const uint8_t *step = search->text->step[place.state];
     uint32_t row = 0, next = DEAD_SET;
     uint8_t told[256]; /* of each class of bytes: the state behind its last one */
+    search->configurations += set_at(grammar->automaton, place.set)->count;
+    search->full = search->full || search->configurations > CONFIGURATIONS_LIMIT;
     TRY(automaton_row(grammar, place.set, &row));
     const uint8_t *class_of = set_at(grammar->automaton, place.set)->class_of;
     memset(told, TEXT_OVER, sizeof told);
@@ -101,7 +110,7 @@ static enum result search_level(
 static enum result search_text(struct grammar *grammar, uint32_t number, unsigned free_case) {
     struct text_search search;
     search.text = &grammar->automaton->vocabulary->classes[free_case / 2];
-    search.count = 0;
+    search.count = search.configurations = 0;
     search.met_again = search.full = search.dies = false;
     memset(search.table, 0, sizeof search.table);
     add_place(&search, number, free_case % 2 ? search.text->goes_on : TEXT_START, 0);
