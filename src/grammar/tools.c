@@ -34,13 +34,23 @@ static uint32_t tag(const struct tool *tool, const char *before, const char *beh
     return rules_sequence(tool->rules, all, 3);
 }
 
-/* Any text that does not hold `part`. */
-static uint32_t without(struct expressions *e, const char *part) {
-    uint32_t any = expression_any_utf8(e);
-    uint32_t holds = expression_concatenate(
-        e, any, expression_concatenate(e, expression_literal(e, part, strlen(part)), any));
+/* Any text that holds none of the parts. */
+static uint32_t without(struct expressions *e, const char *const *parts, size_t count) {
+    uint32_t any = expression_any_utf8(e), part = EXPRESSION_NOTHING;
+    for (size_t i = 0; i < count; i++) {
+        uint32_t either[] = {part, expression_literal(e, parts[i], strlen(parts[i]))};
+        part = expression_either(e, either, 2);
+    }
+    uint32_t holds = expression_concatenate(e, any, expression_concatenate(e, part, any));
     uint32_t both[] = {any, expression_complement(e, holds)};
     return expression_both(e, both, 2);
+}
+
+/* Text between the tags of a parameter: who reads calls takes any of these for an end. */
+static uint32_t raw_text(struct expressions *e) {
+    static const char *const ends[] = {
+        "</" MARKER " parameter>", "</" MARKER " invoke>", "</" MARKER " calls>"};
+    return without(e, ends, sizeof ends / sizeof *ends);
 }
 
 /* A name ends with the quote behind it, and a call's reader takes tags for tags wherever they are. */
@@ -56,7 +66,7 @@ static enum result add_parameter(void *context, const struct schema_parameter *p
     struct rules *rules = tool->rules;
     struct expressions *e = rules_expressions(rules);
     uint32_t ways[2], count = 0;
-    uint32_t raw_list[] = {parameter->raw, without(e, "</" MARKER " parameter>")};
+    uint32_t raw_list[] = {parameter->raw, raw_text(e)};
     uint32_t raw = expression_both(e, raw_list, 2);
     TRY(check_name(parameter->name, parameter->bytes, "a parameter"));
     if (!expression_is_empty(e, raw)) {
@@ -199,7 +209,8 @@ enum result tools_compile(struct rules *rules, const struct json *tools,
     if (tools->kind != JSON_ARRAY)
         return fail(ERROR_INPUT, "'tools' must be a list");
     enum grammar_tool_choice choice = specification->tool_choice;
-    uint32_t free_text = rules_terminal(rules, without(rules_expressions(rules), "<" MARKER " calls>"));
+    static const char *const opening[] = {"<" MARKER " calls>"};
+    uint32_t free_text = rules_terminal(rules, without(rules_expressions(rules), opening, 1));
     uint32_t calls = RULES_FAILED;
     *root = free_text;
     if (choice == GRAMMAR_TOOLS_NONE)
