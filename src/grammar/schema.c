@@ -51,6 +51,7 @@ struct schema_compiler {
     const char *base;
     bool strict, compact;
     uint32_t blanks, comma, any_value, any_object;
+    uint32_t spellings; /* of strings and keys that are not listed; EXPRESSION_NOTHING: all */
     struct goal *goals;
     const struct json *opening[NESTING_LIMIT]; /* the schemas being opened, for cycles */
     size_t opening_count;
@@ -456,8 +457,11 @@ static enum result string_expression(
     return expressions_check(e);
 }
 
-static uint32_t quoted(struct expressions *e, uint32_t inner) {
-    uint32_t quote = expression_byte(e, '"');
+static uint32_t quoted(struct schema_compiler *compiler, uint32_t inner) {
+    struct expressions *e = compiler->expressions;
+    uint32_t quote = expression_byte(e, '"'), both[] = {inner, compiler->spellings};
+    if (compiler->spellings != EXPRESSION_NOTHING)
+        inner = expression_both(e, both, 2);
     return expression_concatenate(e, quote, expression_concatenate(e, inner, quote));
 }
 
@@ -1186,7 +1190,7 @@ static enum result other_members(struct schema_compiler *compiler, const struct 
         free_conjunction(&goal);
         TRY(status);
         if (value != NONE)
-            members[found++] = member_node(compiler, quoted(e, text), value);
+            members[found++] = member_node(compiler, quoted(compiler, text), value);
     }
     *node = found ? rules_choice(compiler->rules, members, found) : NONE;
     return OK;
@@ -1342,7 +1346,7 @@ static enum result shape_node(
     if (types & TYPE_STRING) {
         TRY(string_expression(compiler, shape, true, &expression));
         if (expression != EXPRESSION_NOTHING)
-            all[count++] = rules_terminal(compiler->rules, quoted(compiler->expressions, expression));
+            all[count++] = rules_terminal(compiler->rules, quoted(compiler, expression));
     }
     if (types & TYPE_ARRAY) {
         TRY(array_node(compiler, shape, &all[count]));
@@ -1458,6 +1462,10 @@ enum result schema_compiler_create(struct rules *rules, const struct json *root,
     uint32_t comma[] = {compiler->blanks, text_node(compiler, ","), compiler->blanks};
     compiler->comma = rules_sequence(rules, comma, 3);
     return OK;
+}
+
+void schema_compiler_bind_strings(struct schema_compiler *compiler, uint32_t spellings) {
+    compiler->spellings = spellings;
 }
 
 void schema_compiler_free(struct schema_compiler *compiler) {

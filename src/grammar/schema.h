@@ -14,6 +14,8 @@ struct schema_compiler;
  * start with. */
 MUST_CHECK enum result schema_compiler_create(struct rules *rules, const struct json *root, const char *base,
     bool strict, bool compact, struct schema_compiler **compiler);
+/* What stands between the quotes of strings and keys, unless the schema lists them, must be a text of `spellings`, too. */
+void schema_compiler_bind_strings(struct schema_compiler *compiler, uint32_t spellings);
 void schema_compiler_free(struct schema_compiler *compiler); /* NULL is allowed */
 
 /* The node of the values that fit `schema` (NULL: any value). ERROR_INPUT names the keyword and its path. */

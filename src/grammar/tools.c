@@ -46,8 +46,8 @@ static uint32_t without(struct expressions *e, const char *const *parts, size_t 
     return expression_both(e, both, 2);
 }
 
-/* Text between the tags of a parameter: who reads calls takes any of these for an end. */
-static uint32_t raw_text(struct expressions *e) {
+/* Text between the tags of a parameter, and in JSON's strings there: who reads calls takes any of these for an end. */
+static uint32_t text_between_tags(struct expressions *e) {
     static const char *const ends[] = {
         "</" MARKER " parameter>", "</" MARKER " invoke>", "</" MARKER " calls>"};
     return without(e, ends, sizeof ends / sizeof *ends);
@@ -66,7 +66,7 @@ static enum result add_parameter(void *context, const struct schema_parameter *p
     struct rules *rules = tool->rules;
     struct expressions *e = rules_expressions(rules);
     uint32_t ways[2], count = 0;
-    uint32_t raw_list[] = {parameter->raw, raw_text(e)};
+    uint32_t raw_list[] = {parameter->raw, text_between_tags(e)};
     uint32_t raw = expression_both(e, raw_list, 2);
     TRY(check_name(parameter->name, parameter->bytes, "a parameter"));
     if (!expression_is_empty(e, raw)) {
@@ -110,6 +110,7 @@ static enum result hold_parameters(struct tool *tool, const struct json *schema)
     begin_way(tool);
     TRY(schema_compiler_create(
         tool->rules, schema, "parameters", true, tool->specification->compact, &compiler));
+    schema_compiler_bind_strings(compiler, text_between_tags(rules_expressions(tool->rules)));
     enum result status = schema_compile_parameters(compiler, schema, &taker);
     schema_compiler_free(compiler);
     return status;
@@ -140,6 +141,7 @@ static enum result name_parameters(struct tool *tool, const struct json *propert
     begin_way(tool);
     TRY(schema_compiler_create(
         tool->rules, &nothing, "parameters", false, tool->specification->compact, &compiler));
+    schema_compiler_bind_strings(compiler, text_between_tags(rules_expressions(tool->rules)));
     enum result status = schema_compile(compiler, NULL, &parameter.others);
     for (const struct json *property = properties->first; property && status == OK;
          property = property->next) {

@@ -125,7 +125,19 @@ def check_lines():
     same("-:1" in wrong[0]["error"], True)
 
 
+def check_end_tags():
+    """A parameter holds no end tag, neither as raw text nor within JSON: who reads calls would end there."""
+    tags = ["</｜DSML｜ parameter>", "</｜DSML｜ invoke>", "</｜DSML｜ calls>"]
+    for kind, flag, value in (("string", "true", "x%s"), ("object", "false", '{"k":"%s"}'), ("object", "false", '{"%s":1}')):
+        tools = [{"function": {"name": "f", "parameters": {"properties": {"a": {"type": kind}}}}}]
+        texts = [call("f").replace('"false">1', f'"{flag}">' + value % tag) for tag in tags]
+        others = [text.replace("</｜DSML｜ ", "<｜DSML｜ ", 1) for text in texts]
+        found = lines({"name": kind, "tools": tools, "tool_choice": "required", "reject": texts, "accept": others})
+        same(found, [{"name": kind, "accept": [True] * 3, "reject": [False] * 3}])
+
+
 check_help()
+check_end_tags()
 check_refusals()
 check_lines()
 with tempfile.TemporaryDirectory() as temporary:
