@@ -11,15 +11,17 @@ Campaigns of chats whose prompts begin with one of a few long texts, run
     warm      a second campaign of the same beginnings and other ends, with the rows that a first one left in --cache
 
 beside campaigns that have nothing to share and as many tokens to run: their prompts are the beginnings, each once (in the second
-control as many of their words as exact replay runs again), and the ends alone. The ratio of the times by token is what sharing itself costs;
-the controls' contexts are shorter, so that some of it is the longer attention. Last, a campaign without any hit with an empty cache beside
-one without a cache. Medians of the engine's own seconds (progress.json); the trials take turns.
+control as many of their words as exact replay runs again), and the ends alone. The controls' contexts are shorter, so that attention and the choice
+of rows cost less there; what sharing itself costs is in `besides`: the share of the time that was spent outside the forward pass and sampling, on
+scheduling with the copies of states, on files and on the cache. Last, a campaign without any hit with an empty cache beside one
+without a cache. Medians of the engine's own seconds (progress.json); the trials take turns.
 """
 
 import argparse
 import json
 import os
 import random
+import re
 import shutil
 import statistics
 import subprocess
@@ -51,12 +53,15 @@ class Bench:
         with open(campaign + ".jsonl", "w", encoding="utf-8") as file:
             file.writelines(json.dumps(line) + "\n" for line in lines)
         for command in (["ingest", "--input", campaign + ".jsonl", "--model", o.model, "--model-name", "nocturne"],
-                        ["run", "--quiet", *(["--threads", str(o.threads)] if o.threads else []), *extra]):
+                        ["run", *(["--threads", str(o.threads)] if o.threads else []), *extra]):
             done = subprocess.run([o.program, *command, "--campaign", campaign], capture_output=True, text=True)
+            said = done.stdout + done.stderr
             if done.returncode:
-                sys.exit(f"nocturne {' '.join(command)}: exit {done.returncode}\n{done.stderr}")
+                sys.exit(f"nocturne {' '.join(command)}: exit {done.returncode}\n{said}")
+        parts = dict(re.findall(r"([a-z ]+) ([0-9.]+)%", said[said.index("time by part:") + 13:]))
+        besides = sum(float(parts.get(name, 0)) for name in (" other", " scheduling", " files"))
         with open(os.path.join(campaign, "progress.json"), encoding="utf-8") as file:
-            counts = json.load(file)
+            counts = json.load(file) | {"besides": besides / 100}
         shutil.rmtree(campaign)
         return counts
 
@@ -114,7 +119,7 @@ def main():
     for name, of in (("alone", None), ("shared", "control"), ("control", None), ("warm", "warm control"), ("warm control", None),
                      ("no cache", None), ("no hits", "no cache")):
         row = {"case": name, "seconds": median(trials[name], "seconds")}
-        for key in ("prompt_tokens", "shared_tokens", "cached_tokens", "replayed_tokens", "generated_tokens"):
+        for key in ("prompt_tokens", "shared_tokens", "cached_tokens", "replayed_tokens", "generated_tokens", "besides"):
             row[key] = median(trials[name], key)
         if of:
             tokens = row["prompt_tokens"] / median(trials[of], "prompt_tokens")
@@ -128,7 +133,7 @@ def main():
             continue
         beside = f"  {row['time_ratio']:.3f} of '{row['beside']}', {row['tokens_ratio']:.3f} of its prompt tokens" if "beside" in row else ""
         print(f"{row['case']:>12}: {row['seconds']:7.2f} s, {row['prompt_tokens']:8.0f} prompt tokens run, {row['shared_tokens']:8.0f} "
-              f"shared, {row['cached_tokens']:7.0f} cached, {row['replayed_tokens']:6.0f} replayed{beside}")
+              f"shared, {row['cached_tokens']:7.0f} cached, {row['replayed_tokens']:6.0f} replayed, besides {100 * row['besides']:.1f}%{beside}")
 
 
 if __name__ == "__main__":
