@@ -5,7 +5,7 @@
 #include "grammar/rules.h"
 #include "grammar_walk.h"
 
-enum { RULES = 4, STACK = 16 };
+enum { RULES = 4, STACK = 16, REPETITIONS = 3 };
 
 struct machine {
     struct rules *rules;
@@ -13,6 +13,7 @@ struct machine {
     size_t expression_count, node_count, at, bytes;
     const unsigned char *data;
     bool defined[RULES];
+    int repetitions; /* within each other they have as many ways to go on as the product of their counts */
 };
 
 static unsigned next_byte(struct machine *machine) {
@@ -64,8 +65,8 @@ static void expression_operation(struct machine *machine, unsigned operation) {
         result = expression_complement(e, a);
         break;
     case 5: {
-        int32_t least = (int32_t)(next_byte(machine) % 40);
-        result = expression_repeat(e, a, least, next_most(machine, least));
+        int32_t least = (int32_t)(next_byte(machine) % 40), most = next_most(machine, least);
+        result = machine->repetitions++ < REPETITIONS ? expression_repeat(e, a, least, most) : a;
         break;
     }
     case 6:
@@ -100,8 +101,10 @@ static void node_operation(struct machine *machine, unsigned operation) {
     case 3: { /* what is repeated must not have the empty text: a letter goes before it */
         uint32_t letter = rules_terminal(rules, expression_byte(rules_expressions(rules), 'a'));
         uint32_t behind[] = {letter, a};
-        int32_t least = (int32_t)(next_byte(machine) % 6);
-        result = rules_repeat(rules, rules_sequence(rules, behind, 2), least, next_most(machine, least));
+        int32_t least = (int32_t)(next_byte(machine) % 6), most = next_most(machine, least);
+        result = rules_sequence(rules, behind, 2);
+        if (machine->repetitions++ < REPETITIONS)
+            result = rules_repeat(rules, result, least, most);
         break;
     }
     case 4: {
