@@ -57,7 +57,7 @@ static void expression_operation(struct machine *machine, unsigned operation) {
         result = expression_any_utf8(e);
         break;
     case 3: {
-        unsigned modulus = 1 + next_byte(machine) % 12;
+        unsigned modulus = 1 + next_byte(machine) % 3;
         result = expression_multiple(e, modulus, next_byte(machine));
         break;
     }
@@ -65,7 +65,7 @@ static void expression_operation(struct machine *machine, unsigned operation) {
         result = expression_complement(e, a);
         break;
     case 5: {
-        int32_t least = (int32_t)(next_byte(machine) % 40), most = next_most(machine, least);
+        int32_t least = (int32_t)(next_byte(machine) % 8), most = next_most(machine, least);
         result = machine->repetitions++ < REPETITIONS ? expression_repeat(e, a, least, most) : a;
         break;
     }
