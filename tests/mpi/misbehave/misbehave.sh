@@ -8,8 +8,12 @@ failures=0
 
 expect() { # KIND CODE TEXT: a regular expression that one line must match
     local output code
-    output=$(timeout --kill-after=5 30 "${mpirun[@]}" -n 3 "$program" "$1" 2>&1)
-    code=$?
+    # Open MPI's launcher itself crashes at times while it reports a rank's end (139: SIGSEGV in PMIx_server_finalize): it gets another try.
+    for _ in 1 2; do
+        output=$(timeout --kill-after=5 30 "${mpirun[@]}" -n 3 "$program" "$1" 2>&1)
+        code=$?
+        [[ $code == 139 && $output == *PMIx_server_finalize* ]] || break
+    done
     if [[ $code != "$2" ]] || ! grep -qE -- "$3" <<<"$output"; then
         echo "$1: exit code $code, expected $2 and a line like '$3'. The output was:"
         printf '%s\n' "$output"
