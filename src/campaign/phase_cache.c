@@ -178,14 +178,14 @@ enum result phase_cache_finish(const struct phase_cache *cache, const struct lau
         [MILLISECONDS] = (int64_t)(1000 * counts.seconds_saved),
     };
     TRY(group_sum(launch->ranks.world, "end: the cache's counts", sums, SUMS));
+    const int64_t used = sums[HITS_MEMORY] + sums[HITS_LOCAL] + sums[HITS_SHARED];
     if (launch->ranks.rank == 0)
         log_info(
             "cache: %lld blocks of %d tokens used (%lld of memory, %lld of the local folder, %lld of the "
             "shared one; %.1f s of work), %lld kept, %lld dropped for want of time or space, %lld damaged",
-            (long long)(sums[HITS_MEMORY] + sums[HITS_LOCAL] + sums[HITS_SHARED]), cache->space.block_tokens,
-            (long long)sums[HITS_MEMORY], (long long)sums[HITS_LOCAL], (long long)sums[HITS_SHARED],
-            (double)sums[MILLISECONDS] / 1000, (long long)sums[PUTS], (long long)sums[DROPPED],
-            (long long)sums[DAMAGED]);
+            (long long)used, cache->space.block_tokens, (long long)sums[HITS_MEMORY],
+            (long long)sums[HITS_LOCAL], (long long)sums[HITS_SHARED], (double)sums[MILLISECONDS] / 1000,
+            (long long)sums[PUTS], (long long)sums[DROPPED], (long long)sums[DAMAGED]);
     return OK;
 }
 
