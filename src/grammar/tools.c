@@ -53,6 +53,13 @@ static uint32_t text_between_tags(struct expressions *e) {
     return without(e, ends, sizeof ends / sizeof *ends);
 }
 
+/* The same for a parameter's raw text. Where the schema bounds it, only the nearest end is left out: a count beside a search for all three
+ * has too many states. */
+static uint32_t raw_text(struct expressions *e, uint32_t raw) {
+    static const char *const end[] = {"</" MARKER " parameter>"};
+    return raw == expression_any_utf8(e) ? text_between_tags(e) : without(e, end, 1);
+}
+
 /* A name ends with the quote behind it, and a call's reader takes tags for tags wherever they are. */
 static enum result check_name(const char *name, size_t bytes, const char *what) {
     bool says = memchr(name, '"', bytes) || memchr(name, '<', bytes) || memchr(name, '>', bytes) ||
@@ -66,7 +73,7 @@ static enum result add_parameter(void *context, const struct schema_parameter *p
     struct rules *rules = tool->rules;
     struct expressions *e = rules_expressions(rules);
     uint32_t ways[2], count = 0;
-    uint32_t raw_list[] = {parameter->raw, text_between_tags(e)};
+    uint32_t raw_list[] = {parameter->raw, raw_text(e, parameter->raw)};
     uint32_t raw = expression_both(e, raw_list, 2);
     TRY(check_name(parameter->name, parameter->bytes, "a parameter"));
     if (!expression_is_empty(e, raw)) {
