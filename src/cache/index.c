@@ -146,10 +146,7 @@ static enum result check_and_open_tables(struct index *index) {
     enum result status = index_check_pages(index->path);
     if (status == OK)
         status = open_tables(&change);
-    if (status == OK)
-        return index_commit(&change);
-    index_abort(&change);
-    return status;
+    return index_end(&change, status);
 }
 
 static enum result open_environment(struct index *index, int64_t map_bytes) {
@@ -360,16 +357,15 @@ enum result index_begin(struct index *index, struct index_change *change) {
     return code ? failed(index, code, "cannot be changed") : OK;
 }
 
-enum result index_commit(struct index_change *change) {
-    int code = mdb_txn_commit(change->transaction);
+enum result index_end(struct index_change *change, enum result status) {
+    MDB_txn *transaction = change->transaction;
     change->transaction = NULL;
+    if (status != OK) {
+        mdb_txn_abort(transaction);
+        return status;
+    }
+    int code = mdb_txn_commit(transaction);
     return code ? failed(change->index, code, "a change could not be kept") : OK;
-}
-
-void index_abort(struct index_change *change) {
-    if (change->transaction)
-        mdb_txn_abort(change->transaction);
-    change->transaction = NULL;
 }
 
 static enum result store_value(

@@ -86,8 +86,8 @@ struct index_change {
 };
 
 MUST_CHECK enum result index_begin(struct index *index, struct index_change *change);
-MUST_CHECK enum result index_commit(struct index_change *change);
-void index_abort(struct index_change *change);
+/* Commits a change whose parts went well (`status` is OK), else takes it back and returns `status`. */
+MUST_CHECK enum result index_end(struct index_change *change, enum result status);
 
 /* False when it is absent or damaged. */
 bool index_get(const struct index_change *change, const struct cache_key *key, struct index_entry *entry);

@@ -156,10 +156,7 @@ static enum result learn_some(struct learning *learning, int64_t end) {
         status = index_put_segment(&change, learning->number, &now);
     }
     learning->count = 0;
-    if (status == OK)
-        return index_commit(&change);
-    index_abort(&change);
-    return status;
+    return index_end(&change, status);
 }
 
 static bool collect_record(void *context, int64_t offset, const struct segment_record *record) {

@@ -350,10 +350,7 @@ static enum result tell_index(struct store *store, int64_t begin, const struct s
     struct index_change change;
     TRY(index_begin(store->index, &change));
     enum result status = index_records(store, &change, begin, records, count, moves);
-    if (status == OK)
-        status = index_commit(&change);
-    else
-        index_abort(&change);
+    status = index_end(&change, status);
     if (status != OK)
         store->writer_number = number;
     return status;
@@ -471,10 +468,7 @@ static enum result remove_keys(struct store *store, const struct cache_key *keys
     enum result status = OK;
     for (int32_t i = 0; status == OK && i < count; i++)
         status = index_remove(&change, &keys[i]);
-    if (status == OK)
-        return index_commit(&change);
-    index_abort(&change);
-    return status;
+    return index_end(&change, status);
 }
 
 enum result store_remove_segment(struct store *store, uint32_t number) {
@@ -498,10 +492,7 @@ enum result store_remove_segment(struct store *store, uint32_t number) {
     TRY(status);
     TRY(index_begin(store->index, &change));
     status = index_remove_segment(&change, number);
-    if (status == OK)
-        return index_commit(&change);
-    index_abort(&change);
-    return status;
+    return index_end(&change, status);
 }
 
 static enum result remove_forgotten(struct store *store, const struct store_place *places, int32_t count) {
@@ -514,10 +505,7 @@ static enum result remove_forgotten(struct store *store, const struct store_plac
             entry.segment == places[i].segment && entry.offset == places[i].offset)
             status = index_remove(&change, &places[i].key);
     }
-    if (status == OK)
-        status = index_commit(&change);
-    else
-        index_abort(&change);
+    status = index_end(&change, status);
     for (int32_t i = 0; status == OK && i < count; i++)
         if (places[i].offset < 0)
             status = store_remove_segment(store, places[i].segment);
@@ -537,10 +525,7 @@ static enum result write_uses(struct store *store, const struct store_used *uses
             entry.last_used = uses[i].when;
         status = index_put(&change, &uses[i].key, &entry);
     }
-    if (status == OK)
-        return index_commit(&change);
-    index_abort(&change);
-    return status;
+    return index_end(&change, status);
 }
 
 /* Copies of the notes, so that no lock is held while they are written. The forgotten places stay in force until they are. */

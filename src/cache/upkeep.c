@@ -95,12 +95,9 @@ static enum result remove_candidates(struct store *store, const struct candidate
         status = index_remove(&change, &victims[i].key);
         removed++;
     }
-    if (status != OK) {
-        index_abort(&change);
-        return status;
-    }
-    atomic_fetch_add(&store->evicted, removed);
-    return index_commit(&change);
+    if (status == OK)
+        atomic_fetch_add(&store->evicted, removed);
+    return index_end(&change, status);
 }
 
 /* Sorts so that those that go come first: what is expired, and what is worth least until the rest takes no more than `most`. Returns
