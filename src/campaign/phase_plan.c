@@ -4,6 +4,7 @@
 #include "campaign/files.h"    /* struct vector */
 #include "campaign/progress.h" /* monotonic_seconds */
 #include "cluster/collectives.h"
+#include "schedule/prompts.h"
 
 #include <stdlib.h> /* calloc, malloc */
 #include <string.h> /* memcpy */
@@ -60,10 +61,9 @@ static enum result identify_images(
 static int32_t match_cached(const struct phase_work *work, const struct request_prompt *prompt,
     const struct cache_image *images, struct cache_key *keys) {
     const struct cache_space *space = &work->cache->space;
-    int32_t most = prompt->tokens - 1, blocks = prompt->tokens / space->block_tokens;
+    int32_t blocks = prompt->tokens / space->block_tokens;
     cache_keys(space, prompt->token_ids, prompt->tokens, images, prompt->image_count, keys);
-    int32_t hit = cache_match(work->cache->cache, keys, blocks) * space->block_tokens;
-    hit = (hit < most ? hit : most) / 2 * 2;
+    int32_t hit = prompts_usable_hit(cache_match(work->cache->cache, keys, blocks), space, prompt->tokens);
     return hit > 0
                ? sequence_replay_begin(work->model, hit, prompt->tokens - work->replay.tail, &work->replay)
                : 0;

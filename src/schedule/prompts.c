@@ -3,6 +3,7 @@
 #include "base/stopwatch.h"
 
 #include <stdlib.h> /* calloc, free */
+#include <string.h> /* memcpy */
 
 enum {
     LEAST_SHARED = 32, /* tokens a prefix must add to what is held anyway, to be worth a state of its own */
@@ -160,7 +161,26 @@ static enum result make_keys(struct prompts *prompts, struct prompt *prompt) {
     return status;
 }
 
+/* The keys of a prompt's beginning are the first of its own. */
+static enum result take_keys(
+    const struct prompts *prompts, const struct prompt *whole, struct prompt *beginning) {
+    if (!whole->keys)
+        return OK;
+    beginning->key_count = beginning->tokens / prompts->options->space->block_tokens;
+    beginning->keys = calloc((size_t)beginning->key_count + 1, sizeof *beginning->keys);
+    if (!beginning->keys)
+        return fail(ERROR_MEMORY, "out of memory for the keys of a prompt");
+    memcpy(beginning->keys, whole->keys, (size_t)beginning->key_count * sizeof *beginning->keys);
+    beginning->traffic = whole->traffic;
+    return OK;
+}
+
 /* ---- hits ---- */
+
+int32_t prompts_usable_hit(int32_t blocks, const struct cache_space *space, int32_t tokens) {
+    int32_t found = blocks * space->block_tokens, most = tokens - 1;
+    return (found < most ? found : most) / 2 * 2;
+}
 
 /* A hit that is worth more than what is run again for it: where the prompt would begin then, and what it takes. */
 static bool find_hit(
@@ -168,12 +188,10 @@ static bool find_hit(
     const struct engine_options *options = prompts->options;
     const struct replay exact = {.tail = prompts->tail};
     const struct replay wanted = {.tail = prompts->tail, .bounded = options->bounded_replay};
-    int32_t tokens = blocks * options->space->block_tokens, tail_begin = prompt->tokens - prompts->tail;
-    if (tokens > prompt->tokens - 1)
-        tokens = prompt->tokens - 1;
+    int32_t tail_begin = prompt->tokens - prompts->tail;
     restore->ids = prompt->request->token_ids;
     restore->block_tokens = options->space->block_tokens;
-    restore->hit = tokens / 2 * 2;
+    restore->hit = prompts_usable_hit(blocks, options->space, prompt->tokens);
     restore->begin = sequence_replay_begin(options->model, restore->hit, tail_begin, &wanted);
     restore->is_approximate =
         restore->begin != sequence_replay_begin(options->model, restore->hit, tail_begin, &exact);
@@ -218,7 +236,7 @@ static enum result add_prefix(
         last = &(*last)->next;
     *last = prefix;
     prompts->deepest = prefix;
-    TRY(make_keys(prompts, &prefix->prompt));
+    TRY(take_keys(prompts, maker, &prefix->prompt));
     prefetch_hit(prompts, &prefix->prompt);
     return OK;
 }
@@ -267,11 +285,11 @@ static enum result add_prefixes(
 
 enum result prompts_admit(struct prompts *prompts, struct prompt *prompt, const struct engine_work *work,
     int64_t blocks, int64_t *whole_blocks) {
+    TRY(make_keys(prompts, prompt));
     TRY(add_prefixes(prompts, prompt, work, blocks));
     struct prefix *from = prompts_find(prompts, prompt->tokens, whole_blocks);
     go_on_from(prompt, from);
     prompts->left += prompt->tokens - (from ? from->prompt.tokens : 0);
-    TRY(make_keys(prompts, prompt));
     prefetch_hit(prompts, prompt);
     return OK;
 }

@@ -92,6 +92,10 @@ void prompts_release(struct prompts *prompts, struct prompt *prompt);
 /* The same for a prefix whose turn it is. */
 MUST_CHECK enum result prompts_start_prefix(struct prompts *prompts, struct prefix *prefix, bool *can_run);
 
+/* Tokens of a hit of `blocks` blocks that a prompt of `tokens` tokens can use: at least one is always computed, and no group of two is
+ * cut. */
+int32_t prompts_usable_hit(int32_t blocks, const struct cache_space *space, int32_t tokens);
+
 static inline int32_t prompt_rest(const struct prompt *prompt) {
     return prompt->tokens - prompt->done;
 }
