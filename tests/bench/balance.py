@@ -5,21 +5,12 @@ Its goals are met, the product's placement is the best of the table in what it i
 that cannot be used is refused by name. (That each request runs once with all of its tokens, bench-balance checks itself.)"""
 import json
 import pathlib
-import subprocess
 import sys
 import tempfile
 
+from programs import expect, run
+
 GOALS = {("prefill", 2): 1.045, ("prefill", 4): 1.074, ("decode", 64): 1.09}
-
-
-def run(*arguments):
-    return subprocess.run([str(a) for a in arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                          check=False)
-
-
-def expect(true, what):
-    if not true:
-        sys.exit(f"not as expected: {what}")
 
 
 def rows_of(*arguments):

@@ -5,21 +5,12 @@ Without a limit its hit rates are those that a second program counts on the same
 limits and other policies they keep what must hold for any: none finds more than there is without a limit, and longer keeping loses
 nothing while nothing is evicted."""
 import json
-import subprocess
 import sys
+
+from programs import expect, run
 
 BLOCK = 128
 DEFAULT_HOURS = {"other": 72, "agents": 72, "chats": 168}
-
-
-def run(*arguments):
-    return subprocess.run([str(a) for a in arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                          check=False)
-
-
-def expect(true, what):
-    if not true:
-        sys.exit(f"not as expected: {what}")
 
 
 def lines_of(*arguments):

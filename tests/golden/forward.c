@@ -11,14 +11,13 @@
 #include "cluster/ranks.h"
 #include "model/internals.h"
 #include "model/vision.h"
+#include "require.h"
 
 #include <hdf5.h>
 #include <math.h>   /* sqrt, fabs */
 #include <stdio.h>  /* printf */
 #include <stdlib.h> /* malloc, exit */
 #include <string.h> /* memcmp */
-
-enum { SKIPPED = 77 };
 
 struct session {
     struct ranks ranks;
@@ -38,14 +37,6 @@ static void check(struct session *s, bool good, const char *what, double found, 
     if (s->ranks.rank == 0 || !good)
         printf("%s %s: %.3g (limit %.3g)\n", good ? "ok  " : "FAIL", what, found, limit);
 }
-
-#define REQUIRE(call)                                                                                        \
-    do {                                                                                                     \
-        if ((call) != OK) {                                                                                  \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, failure_message());                           \
-            exit(1);                                                                                         \
-        }                                                                                                    \
-    } while (0)
 
 /* Reads a dataset as `type`; *count gets its number of elements. Ends the program when it is missing, unless optional. */
 static void *read_dataset(struct session *s, const char *name, hid_t type, size_t bytes, int64_t *count) {

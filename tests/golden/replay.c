@@ -7,12 +7,13 @@
  */
 #include "cluster/ranks.h"
 #include "model/internals.h"
+#include "require.h"
 
 #include <stdio.h>  /* printf */
 #include <stdlib.h> /* malloc, exit */
 #include <string.h> /* memcmp */
 
-enum { SKIPPED = 77, BLOCK_TOKENS = 32, DECODED = 5, STEP_TOKENS = 256 };
+enum { BLOCK_TOKENS = 32, DECODED = 5, STEP_TOKENS = 256 };
 
 struct session {
     struct ranks ranks;
@@ -24,14 +25,6 @@ struct session {
     int32_t tokens;
     int failures;
 };
-
-#define REQUIRE(call)                                                                                        \
-    do {                                                                                                     \
-        if ((call) != OK) {                                                                                  \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, failure_message());                           \
-            exit(1);                                                                                         \
-        }                                                                                                    \
-    } while (0)
 
 static void check(struct session *s, bool good, const char *what, const char *kind) {
     s->failures += !good;
